@@ -1,0 +1,35 @@
+"""The user's folders, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import platformdirs
+
+__all__ = ["cache_dir", "data_dir", "write_atomic"]
+
+
+def data_dir() -> Path:
+    """Where toolchains and SDK components are kept: ROCMBUILD_DATA_DIR or the user's data folder."""
+    return Path(os.environ.get("ROCMBUILD_DATA_DIR") or platformdirs.user_data_dir("rocmbuild", appauthor=False))
+
+
+def cache_dir() -> Path:
+    """Where stages, probes and build folders are kept: ROCMBUILD_CACHE_DIR or the user's cache folder."""
+    return Path(os.environ.get("ROCMBUILD_CACHE_DIR") or platformdirs.user_cache_dir("rocmbuild", appauthor=False))
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write data under a temporary name in path's folder and rename it into place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,85 @@
+"""The only door to subprocess."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocmbuild.errors import CheckError, EnvironmentFailure, RocmbuildError
+
+__all__ = ["Completed", "run", "stream"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """A process that has ended. stdout and stderr are decoded as UTF-8, odd bytes escaped."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        """Both streams, for messages."""
+        return "\n".join(part.rstrip() for part in (self.stdout, self.stderr) if part.strip())
+
+
+def run(
+    argv: Sequence[str | os.PathLike[str]],
+    *,
+    what: str,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    timeout: float | None = None,
+    check: bool = True,
+    error: type[RocmbuildError] = CheckError,
+    hint: str = "",
+) -> Completed:
+    """Run a program to its end and return what it printed.
+
+    what: the action for messages ("probing clang++"). check: a non-zero exit raises `error`, with
+    the program's own lines. A missing program or a timeout raises EnvironmentFailure.
+    """
+    words = tuple(os.fspath(word) for word in argv)
+    try:
+        done = subprocess.run(
+            words,
+            cwd=cwd,
+            env=None if env is None else dict(env),
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            encoding="utf-8",
+            errors="backslashreplace",
+            timeout=timeout,
+            check=False,
+        )
+    except FileNotFoundError as err:
+        raise EnvironmentFailure(f"{what}: {words[0]} was not found", hint=hint) from err
+    except PermissionError as err:
+        raise EnvironmentFailure(f"{what}: {words[0]} cannot be executed ({err.strerror})", hint=hint) from err
+    except subprocess.TimeoutExpired as err:
+        raise EnvironmentFailure(f"{what}: no answer within {timeout:g} s from: {shlex.join(words)}", hint=hint) from err
+    result = Completed(argv=words, returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+    if check and result.returncode != 0:
+        raise error(f"{what}: exit {result.returncode} from: {shlex.join(words)}\n{result.output}", hint=hint)
+    return result
+
+
+def stream(
+    argv: Sequence[str | os.PathLike[str]], *, what: str, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> int:
+    """Run a program with this process's own output streams and return its exit status."""
+    words = tuple(os.fspath(word) for word in argv)
+    try:
+        return subprocess.call(words, cwd=cwd, env=None if env is None else dict(env), stdin=subprocess.DEVNULL)
+    except FileNotFoundError as err:
+        raise EnvironmentFailure(f"{what}: {words[0]} was not found") from err
+    except PermissionError as err:
+        raise EnvironmentFailure(f"{what}: {words[0]} cannot be executed ({err.strerror})") from err
