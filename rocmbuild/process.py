@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rocmbuild.errors import CheckError, EnvironmentFailure, RocmbuildError
 
-__all__ = ["Completed", "run", "stream"]
+__all__ = ["Completed", "Stream", "run", "stream"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,47 @@ def run(
     if check and result.returncode != 0:
         raise error(f"{what}: exit {result.returncode} from: {shlex.join(words)}\n{result.output}", hint=hint)
     return result
+
+
+class Stream:
+    """A running program whose lines (both streams together) are iterated as they come; status after the end."""
+
+    def __init__(
+        self,
+        argv: Sequence[str | os.PathLike[str]],
+        *,
+        what: str,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        words = [os.fspath(word) for word in argv]
+        self.status = -1
+        try:
+            self._process = subprocess.Popen(
+                words,
+                cwd=cwd,
+                env=None if env is None else dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                errors="backslashreplace",
+            )
+        except FileNotFoundError as err:
+            raise EnvironmentFailure(f"{what}: {words[0]} was not found") from err
+        except PermissionError as err:
+            raise EnvironmentFailure(f"{what}: {words[0]} cannot be executed ({err.strerror})") from err
+
+    def __iter__(self) -> Iterator[str]:
+        assert self._process.stdout is not None
+        try:
+            for line in self._process.stdout:
+                yield line.rstrip("\n")
+            self.status = self._process.wait()
+        except BaseException:
+            self._process.terminate()
+            self._process.wait()
+            raise
 
 
 def stream(

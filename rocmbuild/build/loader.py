@@ -1,0 +1,351 @@
+"""Loads the native libraries that lie beside this file, those that the running torch can use.
+
+Written into the wheel by its build; it needs the standard library, and torch where torch is installed.
+
+A library is `<name>_<platform>.so`. The host library loads first: it defines the operators and serves CPU tensors. Then
+comes the device library that torch was built for: `rocm` under a ROCm build, `cuda` under a CUDA build. The rocm library is
+not linked against the HIP runtime, because the runtime has another file name in each distribution of ROCm and a second
+copy in one process breaks both (https://github.com/pytorch/pytorch/issues/141014). Its `hip*` symbols are bound to the copy
+that torch has loaded already.
+
+A library that cannot serve is never an error by itself: the report says why, and `LoadReport.require` raises when
+nothing is left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import re
+import threading
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+__all__ = ["PLATFORMS", "LoadReport", "bind_hip_runtime", "load", "served_targets"]
+
+PLATFORMS = ("host", "rocm", "cuda")
+
+_HERE = Path(__file__).resolve().parent
+_ISSUE = "https://github.com/pytorch/pytorch/issues/141014"
+_ONE_COPY = "keep other copies out of LD_LIBRARY_PATH and LD_PRELOAD"
+# libamdhip64.so in torch's wheels, libamdhip64.so.7.2.0 in ROCm's packages, libamdhip64-0123abcd.so.7 after auditwheel.
+_RUNTIME_NAME = re.compile(r"libamdhip64(-[0-9a-f]+)?\.so(\.[0-9A-Za-z.+~-]+)?")
+_TORCH_HIP_NAME = re.compile(r"lib(c10|torch)_hip\.so")
+_PROBE = "hipGetDeviceCount"  # in every HIP runtime since the first
+
+_LOCK = threading.RLock()
+_REPORTS: dict[str, LoadReport] = {}
+_HANDLES: list[ctypes.CDLL] = []  # a library stays loaded for the life of the process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """What `load` did. Every platform whose library lies beside the loader is in `loaded` or in `refused`.
+
+    loaded: platform -> path of the library. refused: platform -> why, with the next step. runtime: path of the HIP
+    runtime that the rocm library is bound to. targets: the cards that the rocm library was built for, as the wheel's evidence
+    says; empty when the wheel says nothing. hints: what else the user should know.
+    """
+
+    name: str
+    loaded: Mapping[str, str]
+    refused: Mapping[str, str]
+    runtime: str | None = None
+    targets: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> str | None:
+        """The GPU platform that serves: "rocm", "cuda" or None."""
+        return next((platform for platform in PLATFORMS[1:] if platform in self.loaded), None)
+
+    def require(self) -> LoadReport:
+        """The report itself; ImportError, naming every platform and its reason, when no library is loaded."""
+        if self.loaded:
+            return self
+        reasons = [f"  - {platform}: {reason}" for platform, reason in self.refused.items()]
+        raise ImportError("\n".join([f"no library of {self.name!r} could be loaded", *reasons]), name=self.name)
+
+
+def load(name: str) -> LoadReport:
+    """Load the libraries of the extension `name`, once per process; every further call returns the same report.
+
+    name is the last part of the extension's dotted name: "gguf" for gguf_host.so and gguf_rocm.so. May be called from any
+    thread. Raises ValueError for a name that is no file stem; what cannot be loaded is reported, not raised.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+        raise ValueError(f"not the name of a library: {name!r}")
+    torch = _torch()  # outside the lock: importing torch may import other users of this loader
+    with _LOCK:
+        known = _REPORTS.get(name)
+        report = known or _REPORTS.setdefault(name, _load(name, torch))
+    if known is None:
+        for hint in report.hints:
+            warnings.warn(hint, RuntimeWarning, stacklevel=2)
+    return report
+
+
+def bind_hip_runtime() -> str:
+    """Make the symbols of the HIP runtime in this process visible to libraries loaded later; returns its path.
+
+    Needs no torch: whatever loaded the runtime will do. Of several copies torch's own is taken, else the first. Never loads
+    one. Raises ImportError when there is none, or when another copy's symbols are in front already.
+    """
+    with _LOCK:
+        path, hints = _bind()
+    for hint in hints:
+        warnings.warn(hint, RuntimeWarning, stacklevel=2)
+    return path
+
+
+def served_targets() -> tuple[str, ...]:
+    """The cards (gfx names) that this wheel's rocm libraries were built for; () when the wheel does not say."""
+    for root in list(_HERE.parents)[:6]:
+        for evidence in sorted(root.glob("*.dist-info/rocmbuild.json")):
+            try:
+                record = evidence.with_name("RECORD").read_text(encoding="utf-8")
+                if f"{(_HERE / Path(__file__).name).relative_to(root).as_posix()}," not in record:
+                    continue
+                targets = json.loads(evidence.read_text(encoding="utf-8"))["targets"]
+                return tuple(str(target) for target in (targets["names"] if isinstance(targets, dict) else targets))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+    return ()
+
+
+def _torch() -> Any:
+    """The torch module, or None when it is not installed; an installed torch that fails to import raises as it does."""
+    try:
+        return importlib.import_module("torch")
+    except ModuleNotFoundError as err:
+        if err.name != "torch":
+            raise
+        return None
+
+
+def _load(name: str, torch: Any) -> LoadReport:
+    files = {platform: path for platform in PLATFORMS if (path := _HERE / f"{name}_{platform}.so").exists()}
+    if not files:
+        others = sorted(path.name for path in _HERE.glob("*.so"))
+        found = f"that folder holds {', '.join(others)}" if others else "that folder holds no library"
+        reason = f"no {name}_<platform>.so lies in {_HERE} ({found}); install the wheel again"
+        return LoadReport(
+            name=name, loaded=MappingProxyType({}), refused=MappingProxyType(dict.fromkeys(PLATFORMS, reason))
+        )
+
+    loaded: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    hints: list[str] = []
+    runtime: str | None = None
+    for platform, path in files.items():
+        if "host" in refused:
+            refused[platform] = f"{files['host'].name}, which defines the operators, did not load; mend that first"
+            continue
+        if platform != "host":
+            reason = _unsuitable(platform, torch)
+            if reason:
+                refused[platform] = reason
+                continue
+        if platform == "rocm":
+            try:
+                runtime, notes = _bind()
+            except ImportError as err:
+                refused[platform] = str(err)
+                continue
+            hints += notes
+        reason = _open(path, torch, runtime if platform == "rocm" else None)
+        if reason:
+            refused[platform] = reason
+        else:
+            loaded[platform] = str(path)
+    if "rocm" in files:
+        hints += _override(os.environ)
+    return LoadReport(
+        name=name,
+        loaded=MappingProxyType(loaded),
+        refused=MappingProxyType(refused),
+        runtime=runtime if "rocm" in loaded else None,
+        targets=served_targets() if "rocm" in loaded else (),
+        hints=tuple(hints),
+    )
+
+
+def _unsuitable(platform: str, torch: Any) -> str | None:
+    """Why a device library is not for the torch that runs, or None."""
+    if torch is None:
+        if platform == "rocm" and not _runtimes(_maps()):
+            return "torch is not installed and no HIP runtime is loaded; install a ROCm build of torch"
+        return None
+    version = getattr(torch, "version", None)
+    hip, cuda = getattr(version, "hip", None), getattr(version, "cuda", None)
+    kind = "a ROCm build" if hip else "a CUDA build" if cuda else "a CPU build"
+    wanted = {"rocm": "ROCm", "cuda": "CUDA"}[platform]
+    if kind == f"a {wanted} build":
+        return None
+    return f"torch {getattr(torch, '__version__', '?')} is {kind}; to use a GPU here install a {wanted} build of torch"
+
+
+def _open(path: Path, torch: Any, runtime: str | None) -> str | None:
+    """Load one library, its symbols to itself; the reason when the dynamic linker refuses, or None."""
+    try:
+        # ctypes adds RTLD_NOW: what is missing shows here, not in the middle of a call.
+        _HANDLES.append(ctypes.CDLL(str(path), mode=os.RTLD_LOCAL))
+    except OSError as err:
+        text = str(err)
+        symbol = re.search(r"undefined symbol: (\S+)", text)
+        if symbol and symbol[1].startswith(("aoti_torch_", "torch_")):
+            step = f"torch {getattr(torch, '__version__', '')} lacks a function that the library needs; install a newer torch"
+        elif symbol and re.match(r"_*hip[A-Z]", symbol[1]):
+            step = f"the HIP runtime {runtime} lacks a function that the library needs; install a newer ROCm build of torch"
+        elif torch is None and "libtorch" in text:
+            step = "torch is not installed; install it"
+        else:
+            step = "mend what the linker names, or install the wheel again"
+        return f"{text.replace(chr(10), ' ')}; {step}"
+    return None
+
+
+def _override(environ: Mapping[str, str]) -> list[str]:
+    value = environ.get("HSA_OVERRIDE_GFX_VERSION")
+    if not value:
+        return []
+    return [
+        f"HSA_OVERRIDE_GFX_VERSION={value} makes the card pass for another one: kernels built for the card itself are not found, "
+        "and kernels of the other may compute wrong results; unset it"
+    ]
+
+
+# --- The HIP runtime of this process ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    """One file that is mapped in this process. deleted: replaced on disk since, by an upgrade for instance."""
+
+    path: str
+    address: int
+    identity: tuple[str, str]  # device and inode: one file under two names is one copy
+    deleted: bool
+
+
+class _DlInfo(ctypes.Structure):
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _maps() -> list[_Mapped]:
+    try:
+        return _parse_maps(os.fsdecode(Path("/proc/self/maps").read_bytes()))
+    except OSError:
+        return []
+
+
+def _parse_maps(text: str) -> list[_Mapped]:
+    """The files of /proc/self/maps (proc(5)), each once, at its lowest address, in order of address."""
+    found: dict[tuple[str, str, str], _Mapped] = {}
+    for line in text.splitlines():
+        fields = line.split(None, 5)
+        if len(fields) < 6 or not fields[5].startswith("/"):
+            continue
+        path = fields[5].replace("\\012", "\n")
+        deleted = path.endswith(" (deleted)")
+        path = path.removesuffix(" (deleted)")
+        start = int(fields[0].partition("-")[0], 16)
+        key = (path, fields[3], fields[4])
+        if key not in found:
+            found[key] = _Mapped(path=path, address=start, identity=(fields[3], fields[4]), deleted=deleted)
+    return list(found.values())
+
+
+def _runtimes(mapped: Iterable[_Mapped]) -> list[_Mapped]:
+    """The copies of the HIP runtime that the dynamic linker has loaded; a file that is merely mapped does not count."""
+    copies: dict[tuple[str, str], _Mapped] = {}
+    for file in mapped:
+        if _RUNTIME_NAME.fullmatch(os.path.basename(file.path)) and _linked_name(file.address):
+            copies.setdefault(file.identity, file)
+    return list(copies.values())
+
+
+def _linked_name(address: int) -> str | None:
+    """The name under which the dynamic linker keeps the library at an address, or None.
+
+    Opening it again by this name finds the loaded copy even when the file has been deleted or replaced.
+    """
+    info = _DlInfo()
+    if not ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(info)) or not info.file:
+        return None
+    return os.fsdecode(info.file)
+
+
+def _symbol(library: ctypes.CDLL, name: str) -> int | None:
+    try:
+        return ctypes.cast(library[name], ctypes.c_void_p).value
+    except AttributeError:
+        return None
+
+
+def _torch_runtime(mapped: Iterable[_Mapped]) -> str | None:
+    """The linker's name of the HIP runtime that torch's own libraries call, or None when none is loaded."""
+    for file in mapped:
+        if _TORCH_HIP_NAME.fullmatch(os.path.basename(file.path)):
+            name = _linked_name(file.address)
+            if name is None:
+                continue
+            # Searched in that library and what it depends on, so the answer is the copy that torch is bound to.
+            address = _symbol(ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LOCAL), _PROBE)
+            if address is not None:
+                return _linked_name(address)
+    return None
+
+
+def _bind() -> tuple[str, list[str]]:
+    """Make the process's HIP runtime global. Returns its path and hints; ImportError says why it cannot be."""
+    mapped = _maps()
+    copies = _runtimes(mapped)
+    if not copies:
+        raise ImportError("no HIP runtime (libamdhip64.so) is loaded in this process; install a ROCm build of torch")
+    names = {copy: _linked_name(copy.address) or copy.path for copy in copies}
+    called_by_torch, in_front = _torch_runtime(mapped), _global_runtime()
+    wanted = called_by_torch if called_by_torch in names.values() else in_front
+    chosen = next((copy for copy in copies if names[copy] == wanted), copies[0])
+    hints = []
+    if len(copies) > 1:
+        listed = ", ".join(copy.path for copy in copies)
+        whose = "the one that torch calls" if names[chosen] == called_by_torch else "the one in front"
+        hints.append(
+            f"{len(copies)} copies of the HIP runtime are loaded in this process: {listed}. {chosen.path} is used, {whose}, "
+            f"but two copies break each other ({_ISSUE}); {_ONE_COPY}"
+        )
+    if chosen.deleted:
+        hints.append(f"{chosen.path} has been replaced on disk since this process loaded it; restart the process")
+    try:
+        runtime = ctypes.CDLL(names[chosen], mode=os.RTLD_NOLOAD | os.RTLD_GLOBAL)
+    except OSError as err:
+        raise ImportError(f"the HIP runtime {chosen.path} cannot be opened again ({err}); restart the process") from err
+    if _symbol(runtime, _PROBE) is None:
+        raise ImportError(f"{chosen.path} has no {_PROBE}, so it is no HIP runtime; install torch again")
+    in_front = _global_runtime()
+    for copy in copies:
+        if copy is not chosen and names[copy] == in_front:
+            raise ImportError(
+                f"the HIP runtime {copy.path} is in front of {chosen.path}, which torch calls, so the library would call the "
+                f"wrong one ({_ISSUE}); {_ONE_COPY}"
+            )
+    _HANDLES.append(runtime)
+    return chosen.path, hints
+
+
+def _global_runtime() -> str | None:
+    """The linker's name of what a library loaded now would find first for the runtime's functions."""
+    address = _symbol(ctypes.CDLL(None), _PROBE)
+    return None if address is None else _linked_name(address)

@@ -1,0 +1,164 @@
+"""A build plan as a ninja file, and the run of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rocmbuild import console, process
+from rocmbuild.build.plan import BuildPlan, Edge
+from rocmbuild.errors import CheckError, EnvironmentFailure, InputError
+from rocmbuild.paths import write_atomic
+
+__all__ = ["Command", "compile_commands", "find_ninja", "ninja_file", "read_commands", "run_ninja"]
+
+_STATUS = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")
+_SHELL_SAFE = re.compile(r"^[A-Za-z0-9_@%+=:,./-]+$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command that ran: the words after substitution, its exit status, its time in seconds, its output."""
+
+    edge: Edge
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    exit: int
+    seconds: float
+    output: str
+
+
+def _path(text: str) -> str:
+    """A path as ninja reads it."""
+    if "\n" in text or "\r" in text:
+        raise InputError(f"{text!r}: a file name with a line break cannot be built", hint="rename the file")
+    return text.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+
+def _word(text: str) -> str:
+    """A word of a command as ninja and then the shell read it."""
+    if "\n" in text or "\r" in text:
+        raise InputError(f"{text!r}: a word of a command with a line break cannot be built")
+    quoted = text if _SHELL_SAFE.match(text) else "'" + text.replace("'", "'\"'\"'") + "'"
+    return quoted.replace("$", "$$")
+
+
+def ninja_file(plan: BuildPlan) -> str:
+    """The plan in ninja's language; each command runs through support/record, which writes what ran."""
+    lines = [
+        "ninja_required_version = 1.8",
+        "rule run",
+        "  command = $cmd",
+        "  description = $title",
+        "",
+    ]
+    for edge in plan.edges:
+        env = [f"{name}={value}" for name, value in edge.env]
+        words = ["sh", "support/record", f"commands/{edge.key}.json", *env, "--", *edge.argv]
+        line = f"build {_path(edge.output)}: run {' '.join(map(_path, edge.inputs))}"
+        if edge.implicit:
+            line += " | " + " ".join(map(_path, edge.implicit))
+        lines += [
+            line,
+            f"  cmd = {' '.join(map(_word, words))}",
+            f"  title = {edge.title.replace('$', '$$')}",
+        ]
+        if edge.depfile:
+            lines += [f"  depfile = {_path(edge.depfile)}", "  deps = gcc"]
+        lines.append("")
+    lines.append("default " + " ".join(_path(library.built) for library in plan.libraries))
+    return "\n".join(lines) + "\n"
+
+
+def compile_commands(plan: BuildPlan, build_dir: Path) -> str:
+    """compile_commands.json: each compilation, for editors and analysers."""
+    entries = [
+        {"directory": str(build_dir), "file": edge.inputs[0], "output": edge.output, "arguments": list(edge.argv)}
+        for edge in plan.edges
+        if edge.kind in {"device", "host", "cxx"}
+    ]
+    return json.dumps(entries, indent=1) + "\n"
+
+
+def find_ninja() -> Path | None:
+    """ninja of this environment, of the package `ninja`, or on PATH."""
+    beside = Path(sys.executable).parent / "ninja"
+    if beside.is_file() and os.access(beside, os.X_OK):
+        return beside
+    spec = find_spec("ninja")
+    if spec and spec.origin:
+        packaged = Path(spec.origin).parent / "data" / "bin" / "ninja"
+        if packaged.is_file():
+            return packaged
+    found = shutil.which("ninja")
+    return Path(found) if found else None
+
+
+def _records(plan: BuildPlan, build_dir: Path) -> Iterator[tuple[Edge, dict[str, Any]]]:
+    for edge in plan.edges:
+        path = build_dir / "commands" / f"{edge.key}.json"
+        if path.exists():
+            yield edge, json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_commands(plan: BuildPlan, build_dir: Path) -> tuple[Command, ...]:
+    """What ran, in the plan's order. A command that never ran is missing: the caller decides what that means."""
+    return tuple(
+        Command(
+            edge=edge,
+            argv=tuple(record["argv"]),
+            env=dict(record["env"]),
+            exit=int(record["exit"]),
+            seconds=float(record["seconds"]),
+            output=str(record["output"]),
+        )
+        for edge, record in _records(plan, build_dir)
+    )
+
+
+def run_ninja(plan: BuildPlan, build_dir: Path, *, jobs: int | None, verbose: bool, env: dict[str, str]) -> int:
+    """Write the ninja file, run ninja, and return how many commands it ran.
+
+    Raises CheckError with the compiler's own lines, source and target named, when commands fail;
+    EnvironmentFailure where there is no ninja.
+    """
+    ninja = find_ninja()
+    if ninja is None:
+        raise EnvironmentFailure("ninja was not found", hint="pip install ninja")
+    text = ninja_file(plan).encode()
+    path = build_dir / "build.ninja"
+    if not path.exists() or path.read_bytes() != text:
+        write_atomic(path, text)
+    words = [str(ninja), "-k", "0", *(["-v"] if verbose else []), *(["-j", str(jobs)] if jobs else [])]
+    ran = 0
+    tail: list[str] = []
+    with console.Progress("rocmbuild: compiling", enabled=not verbose) as progress:
+        ninja_run = process.Stream(words, what="building", cwd=build_dir, env={**env, "NINJA_STATUS": "[%f/%t] "})
+        for line in ninja_run:
+            match = _STATUS.match(line)
+            if match:
+                ran = max(ran, int(match[1]))
+                progress.update(int(match[1]), int(match[2]), match[3])
+            tail = [*tail[-40:], line]
+            if verbose:
+                console.note(line)
+    if ninja_run.status != 0:
+        raise _failure(plan, build_dir, tail)
+    return ran
+
+
+def _failure(plan: BuildPlan, build_dir: Path, tail: list[str]) -> CheckError:
+    """One error for all commands that failed, each with its source, its target and the compiler's lines."""
+    failed = [command for command in read_commands(plan, build_dir) if command.exit != 0]
+    if not failed:
+        return CheckError("building: ninja failed\n" + "\n".join(tail))
+    parts = [f"{command.edge.title}: exit {command.exit}\n{command.output.rstrip()}" for command in failed]
+    return CheckError("compilation failed: " + "\n\n".join(parts), hint="correct the source, then build again")

@@ -1,0 +1,107 @@
+"""A finished wheel from a pure one: libraries, loader and evidence added, tagged, the same bytes each time."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import os
+import re
+import tempfile
+import time
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from rocmbuild.errors import InputError
+
+__all__ = ["PLATFORM_TAG", "dist_info", "finish_wheel", "zip_time"]
+
+PLATFORM_TAG = "linux_x86_64"
+_EPOCH = 315532800  # 1980-01-01, the first moment that a zip file can name
+
+
+def zip_time(environ: Mapping[str, str]) -> tuple[int, int, int, int, int, int]:
+    """Time of every member: SOURCE_DATE_EPOCH (seconds since 1970), else 1980-01-01."""
+    text = environ.get("SOURCE_DATE_EPOCH", "")
+    if text and not text.isdecimal():
+        raise InputError(f"SOURCE_DATE_EPOCH: found {text!r}, wanted whole seconds since 1970")
+    return time.gmtime(max(int(text or 0), _EPOCH))[:6]
+
+
+def dist_info(names: list[str]) -> str:
+    """Name of the .dist-info folder among a wheel's members."""
+    return next(name.split("/")[0] for name in names if name.split("/")[0].endswith(".dist-info"))
+
+
+def _record(members: Mapping[str, bytes], record: str) -> bytes:
+    """RECORD of a wheel (PyPA's specification of installed projects): path, sha256, size; itself without."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for name, data in members.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        writer.writerow([name, f"sha256={digest}", len(data)])
+    writer.writerow([record, "", ""])
+    return text.getvalue().encode()
+
+
+def _tagged(wheel: bytes, tag: str) -> bytes:
+    """The WHEEL file of a package with native code, of one tag."""
+    lines = [line for line in wheel.decode().splitlines() if line and not re.match(r"(Tag|Root-Is-Purelib):", line)]
+    return "\n".join([*lines, "Root-Is-Purelib: false", f"Tag: {tag}", ""]).encode()
+
+
+def finish_wheel(
+    pure: Path,
+    out: Path,
+    *,
+    added: Mapping[str, bytes],
+    evidence: bytes,
+    environ: Mapping[str, str],
+    platform_tag: str = PLATFORM_TAG,
+) -> Path:
+    """Write the wheel into `out` and return its path; it appears whole or not at all.
+
+    added: members by their path in the wheel. evidence: rocmbuild.json of the .dist-info folder.
+    """
+    with zipfile.ZipFile(pure) as source:
+        members = {info.filename: source.read(info) for info in source.infolist() if not info.is_dir()}
+        modes = {info.filename: (info.external_attr >> 16) & 0o777 for info in source.infolist()}
+    folder = dist_info(list(members))
+    both = sorted(set(members) & set(added))
+    if both:
+        raise InputError(
+            f"{both[0]}: the package has a file of this name, and rocmbuild would put a library there",
+            hint="name the extension otherwise in [[tool.rocmbuild.extensions]]",
+        )
+    tag = f"py3-none-{platform_tag}"
+    members |= added
+    members[f"{folder}/WHEEL"] = _tagged(members[f"{folder}/WHEEL"], tag)
+    members[f"{folder}/rocmbuild.json"] = evidence
+    record = f"{folder}/RECORD"
+    members.pop(record, None)
+    last = [name for name in members if name.startswith(f"{folder}/")]
+    order = sorted(set(members) - set(last)) + sorted(last)
+    members = {name: members[name] for name in order}
+    members[record] = _record(members, record)
+    name, version = pure.name.split("-")[:2]
+    target = out / f"{name}-{version}-{tag}.whl"
+    out.mkdir(parents=True, exist_ok=True)
+    stamp = zip_time(environ)
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=out)
+    try:
+        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as result:
+            for member, data in members.items():
+                info = zipfile.ZipInfo(member, stamp)
+                mode = 0o755 if member.endswith(".so") else modes.get(member) or 0o644
+                info.external_attr = (0o100000 | mode) << 16
+                info.compress_type = zipfile.ZIP_DEFLATED
+                info.create_system = 3
+                result.writestr(info, data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return target
