@@ -3,10 +3,10 @@
 Written into the wheel by its build; it needs the standard library, and torch where torch is installed.
 
 A library is `<name>_<platform>.so`. The host library loads first: it defines the operators and serves CPU tensors. Then
-comes the device library that torch was built for: `rocm` under a ROCm build, `cuda` under a CUDA build. The rocm library is
-not linked against the HIP runtime, because the runtime has another file name in each distribution of ROCm and a second
-copy in one process breaks both (https://github.com/pytorch/pytorch/issues/141014). Its `hip*` symbols are bound to the copy
-that torch has loaded already.
+comes the device library that torch was built for: `rocm` under a ROCm build, `cuda` under a CUDA build. The rocm
+library is not linked against the HIP runtime, because the runtime has another file name in each distribution of ROCm,
+and a second copy in one process breaks both (https://github.com/pytorch/pytorch/issues/141014). Its `hip*` symbols are
+bound to the copy that torch has loaded already.
 
 A library that cannot serve is never an error by itself: the report says why, and `LoadReport.require` raises when
 nothing is left.
@@ -21,7 +21,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -49,8 +49,8 @@ class LoadReport:
     """What `load` did. Every platform whose library lies beside the loader is in `loaded` or in `refused`.
 
     loaded: platform -> path of the library. refused: platform -> why, with the next step. runtime: path of the HIP
-    runtime that the rocm library is bound to. targets: the cards that the rocm library was built for, as the wheel's evidence
-    says; empty when the wheel says nothing. hints: what else the user should know.
+    runtime that the rocm library is bound to. targets: the cards that the rocm library was built for, as the wheel's
+    evidence says; empty when it says nothing. hints: what else the user should know, warned about once too.
     """
 
     name: str
@@ -76,8 +76,8 @@ class LoadReport:
 def load(name: str) -> LoadReport:
     """Load the libraries of the extension `name`, once per process; every further call returns the same report.
 
-    name is the last part of the extension's dotted name: "gguf" for gguf_host.so and gguf_rocm.so. May be called from any
-    thread. Raises ValueError for a name that is no file stem; what cannot be loaded is reported, not raised.
+    name is the last part of the extension's dotted name: "gguf" for gguf_host.so and gguf_rocm.so. May be called from
+    any thread. Raises ValueError for a name that is no file stem; what cannot be loaded is reported, not raised.
     """
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         raise ValueError(f"not the name of a library: {name!r}")
@@ -94,8 +94,8 @@ def load(name: str) -> LoadReport:
 def bind_hip_runtime() -> str:
     """Make the symbols of the HIP runtime in this process visible to libraries loaded later; returns its path.
 
-    Needs no torch: whatever loaded the runtime will do. Of several copies torch's own is taken, else the first. Never loads
-    one. Raises ImportError when there is none, or when another copy's symbols are in front already.
+    Needs no torch: whatever loaded the runtime will do. Of several copies torch's own is taken, else the one in
+    front. Never loads a copy. Raises ImportError when there is none, or when another is in front of torch's.
     """
     with _LOCK:
         path, hints = _bind()
@@ -144,24 +144,16 @@ def _load(name: str, torch: Any) -> LoadReport:
     hints: list[str] = []
     runtime: str | None = None
     for platform, path in files.items():
-        if "host" in refused:
-            refused[platform] = f"{files['host'].name}, which defines the operators, did not load; mend that first"
-            continue
-        if platform != "host":
-            reason = _unsuitable(platform, torch)
-            if reason:
-                refused[platform] = reason
-                continue
-        if platform == "rocm":
-            try:
+        try:
+            if "host" in refused:
+                raise ImportError(f"{files['host'].name}, which defines the operators, did not load; mend that first")
+            _check_build(platform, torch)
+            if platform == "rocm":
                 runtime, notes = _bind()
-            except ImportError as err:
-                refused[platform] = str(err)
-                continue
-            hints += notes
-        reason = _open(path, torch, runtime if platform == "rocm" else None)
-        if reason:
-            refused[platform] = reason
+                hints += notes
+            _open(path, torch, runtime)
+        except ImportError as err:  # noqa: PERF203 (three turns; each platform's refusal is its own)
+            refused[platform] = str(err)
         else:
             loaded[platform] = str(path)
     if "rocm" in files:
@@ -176,39 +168,37 @@ def _load(name: str, torch: Any) -> LoadReport:
     )
 
 
-def _unsuitable(platform: str, torch: Any) -> str | None:
-    """Why a device library is not for the torch that runs, or None."""
-    if torch is None:
-        if platform == "rocm" and not _runtimes(_maps()):
-            return "torch is not installed and no HIP runtime is loaded; install a ROCm build of torch"
-        return None
+def _check_build(platform: str, torch: Any) -> None:
+    """ImportError when a device library is not for the torch that runs. Without torch, what loads will do."""
+    if platform == "host" or torch is None:
+        return
     version = getattr(torch, "version", None)
     hip, cuda = getattr(version, "hip", None), getattr(version, "cuda", None)
-    kind = "a ROCm build" if hip else "a CUDA build" if cuda else "a CPU build"
-    wanted = {"rocm": "ROCm", "cuda": "CUDA"}[platform]
-    if kind == f"a {wanted} build":
-        return None
-    return f"torch {getattr(torch, '__version__', '?')} is {kind}; to use a GPU here install a {wanted} build of torch"
+    build = "ROCm" if hip else "CUDA" if cuda else "CPU"
+    wanted, card = {"rocm": ("ROCm", "a Radeon card"), "cuda": ("CUDA", "an NVIDIA card")}[platform]
+    if build != wanted:
+        found = f"torch {getattr(torch, '__version__', '?')} is a {build} build"
+        raise ImportError(f"{found}; to use {card} install a {wanted} build of torch")
 
 
-def _open(path: Path, torch: Any, runtime: str | None) -> str | None:
-    """Load one library, its symbols to itself; the reason when the dynamic linker refuses, or None."""
+def _open(path: Path, torch: Any, runtime: str | None) -> None:
+    """Load one library, its symbols to itself; ImportError with the dynamic linker's words when it refuses."""
     try:
         # ctypes adds RTLD_NOW: what is missing shows here, not in the middle of a call.
         _HANDLES.append(ctypes.CDLL(str(path), mode=os.RTLD_LOCAL))
     except OSError as err:
-        text = str(err)
-        symbol = re.search(r"undefined symbol: (\S+)", text)
-        if symbol and symbol[1].startswith(("aoti_torch_", "torch_")):
-            step = f"torch {getattr(torch, '__version__', '')} lacks a function that the library needs; install a newer torch"
-        elif symbol and re.match(r"_*hip[A-Z]", symbol[1]):
-            step = f"the HIP runtime {runtime} lacks a function that the library needs; install a newer ROCm build of torch"
-        elif torch is None and "libtorch" in text:
+        text = str(err).replace("\n", " ")
+        undefined = re.search(r"undefined symbol: ([^\s,]+)", text)
+        symbol = undefined[1] if undefined else ""
+        if torch is None and "libtorch" in text:
             step = "torch is not installed; install it"
+        elif symbol.startswith(("aoti_torch_", "torch_")):
+            step = f"torch {getattr(torch, '__version__', '?')} lacks what the library needs; install a newer torch"
+        elif re.match(r"_*hip[A-Z]", symbol):
+            step = f"the HIP runtime {runtime} lacks what the library needs; install a newer ROCm build of torch"
         else:
             step = "mend what the linker names, or install the wheel again"
-        return f"{text.replace(chr(10), ' ')}; {step}"
-    return None
+        raise ImportError(f"{text}; {step}") from err
 
 
 def _override(environ: Mapping[str, str]) -> list[str]:
@@ -216,8 +206,8 @@ def _override(environ: Mapping[str, str]) -> list[str]:
     if not value:
         return []
     return [
-        f"HSA_OVERRIDE_GFX_VERSION={value} makes the card pass for another one: kernels built for the card itself are not found, "
-        "and kernels of the other may compute wrong results; unset it"
+        f"HSA_OVERRIDE_GFX_VERSION={value} makes the card pass for another one: its own kernels are not found, and "
+        "those of the other card may compute wrong results; unset it"
     ]
 
 
@@ -226,12 +216,16 @@ def _override(environ: Mapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
-    """One file that is mapped in this process. deleted: replaced on disk since, by an upgrade for instance."""
+    """A mapping of a file in this process. deleted: replaced on disk since, by an upgrade for instance."""
 
     path: str
     address: int
     identity: tuple[str, str]  # device and inode: one file under two names is one copy
     deleted: bool
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
 
 
 class _DlInfo(ctypes.Structure):
@@ -243,37 +237,32 @@ class _DlInfo(ctypes.Structure):
     )
 
 
-def _maps() -> list[_Mapped]:
+def _loaded(name: re.Pattern[str]) -> list[_Mapped]:
+    """The files of that name that the dynamic linker has loaded, each copy once; merely mapped ones do not count."""
     try:
-        return _parse_maps(os.fsdecode(Path("/proc/self/maps").read_bytes()))
+        text = os.fsdecode(Path("/proc/self/maps").read_bytes())
     except OSError:
         return []
+    copies: dict[tuple[str, str], _Mapped] = {}
+    for file in _parse_maps(text):
+        if file.identity not in copies and name.fullmatch(file.name) and _linked_name(file.address):
+            copies[file.identity] = file
+    return list(copies.values())
 
 
-def _parse_maps(text: str) -> list[_Mapped]:
-    """The files of /proc/self/maps (proc(5)), each once, at its lowest address, in order of address."""
-    found: dict[tuple[str, str, str], _Mapped] = {}
-    for line in text.splitlines():
+def _parse_maps(text: str) -> Iterator[_Mapped]:
+    """The file mappings of /proc/self/maps (proc(5)), in order of address; a file has one for each of its segments."""
+    for line in text.split("\n"):
         fields = line.split(None, 5)
         if len(fields) < 6 or not fields[5].startswith("/"):
             continue
         path = fields[5].replace("\\012", "\n")
-        deleted = path.endswith(" (deleted)")
-        path = path.removesuffix(" (deleted)")
-        start = int(fields[0].partition("-")[0], 16)
-        key = (path, fields[3], fields[4])
-        if key not in found:
-            found[key] = _Mapped(path=path, address=start, identity=(fields[3], fields[4]), deleted=deleted)
-    return list(found.values())
-
-
-def _runtimes(mapped: Iterable[_Mapped]) -> list[_Mapped]:
-    """The copies of the HIP runtime that the dynamic linker has loaded; a file that is merely mapped does not count."""
-    copies: dict[tuple[str, str], _Mapped] = {}
-    for file in mapped:
-        if _RUNTIME_NAME.fullmatch(os.path.basename(file.path)) and _linked_name(file.address):
-            copies.setdefault(file.identity, file)
-    return list(copies.values())
+        yield _Mapped(
+            path=path.removesuffix(" (deleted)"),
+            address=int(fields[0].partition("-")[0], 16),
+            identity=(fields[3], fields[4]),
+            deleted=path.endswith(" (deleted)"),
+        )
 
 
 def _linked_name(address: int) -> str | None:
@@ -294,37 +283,32 @@ def _symbol(library: ctypes.CDLL, name: str) -> int | None:
         return None
 
 
-def _torch_runtime(mapped: Iterable[_Mapped]) -> str | None:
-    """The linker's name of the HIP runtime that torch's own libraries call, or None when none is loaded."""
-    for file in mapped:
-        if _TORCH_HIP_NAME.fullmatch(os.path.basename(file.path)):
-            name = _linked_name(file.address)
-            if name is None:
-                continue
-            # Searched in that library and what it depends on, so the answer is the copy that torch is bound to.
-            address = _symbol(ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LOCAL), _PROBE)
-            if address is not None:
-                return _linked_name(address)
+def _torch_runtime() -> str | None:
+    """The linker's name of the HIP runtime that torch's own libraries depend on, or None when none is loaded."""
+    for file in _loaded(_TORCH_HIP_NAME):
+        library = ctypes.CDLL(_linked_name(file.address), mode=os.RTLD_NOLOAD | os.RTLD_LOCAL)
+        address = _symbol(library, _PROBE)  # looked up in the library and in what it depends on
+        if address is not None:
+            return _linked_name(address)
     return None
 
 
 def _bind() -> tuple[str, list[str]]:
     """Make the process's HIP runtime global. Returns its path and hints; ImportError says why it cannot be."""
-    mapped = _maps()
-    copies = _runtimes(mapped)
+    copies = _loaded(_RUNTIME_NAME)
     if not copies:
-        raise ImportError("no HIP runtime (libamdhip64.so) is loaded in this process; install a ROCm build of torch")
+        raise ImportError("no HIP runtime (libamdhip64.so) is loaded in this process; a ROCm build of torch loads one")
     names = {copy: _linked_name(copy.address) or copy.path for copy in copies}
-    called_by_torch, in_front = _torch_runtime(mapped), _global_runtime()
-    wanted = called_by_torch if called_by_torch in names.values() else in_front
+    torchs, in_front = _torch_runtime(), _global_runtime()
+    wanted = torchs if torchs in names.values() else in_front
     chosen = next((copy for copy in copies if names[copy] == wanted), copies[0])
     hints = []
     if len(copies) > 1:
         listed = ", ".join(copy.path for copy in copies)
-        whose = "the one that torch calls" if names[chosen] == called_by_torch else "the one in front"
+        whose = "the one that torch depends on" if names[chosen] == torchs else "the one in front"
         hints.append(
-            f"{len(copies)} copies of the HIP runtime are loaded in this process: {listed}. {chosen.path} is used, {whose}, "
-            f"but two copies break each other ({_ISSUE}); {_ONE_COPY}"
+            f"{len(copies)} copies of the HIP runtime are loaded in this process: {listed}. {chosen.path} is used, "
+            f"{whose}, but two copies break each other ({_ISSUE}); {_ONE_COPY}"
         )
     if chosen.deleted:
         hints.append(f"{chosen.path} has been replaced on disk since this process loaded it; restart the process")
@@ -338,8 +322,8 @@ def _bind() -> tuple[str, list[str]]:
     for copy in copies:
         if copy is not chosen and names[copy] == in_front:
             raise ImportError(
-                f"the HIP runtime {copy.path} is in front of {chosen.path}, which torch calls, so the library would call the "
-                f"wrong one ({_ISSUE}); {_ONE_COPY}"
+                f"the HIP runtime {copy.path} is in front of {chosen.path}, which torch depends on, so the library "
+                f"would call the wrong one ({_ISSUE}); {_ONE_COPY}"
             )
     _HANDLES.append(runtime)
     return chosen.path, hints
