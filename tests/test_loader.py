@@ -376,6 +376,15 @@ def test_the_names_of_the_runtime(name: str, is_runtime: bool) -> None:
     assert bool(loader._RUNTIME_NAME.fullmatch(name)) is is_runtime
 
 
+def test_libraries_lie_beside_the_loader_where_an_installer_linked_it(site: Site, tmp_path: Path) -> None:
+    file = site.add(host="host.so").torch("cpu").lib / "_rocmbuild_loader.py"
+    store = tmp_path / "store"
+    store.mkdir()
+    shutil.move(file, store / "cached.py")
+    file.symlink_to(store / "cached.py")
+    assert site.python(LOAD + "show(loader.load('demo'))")["loaded"] == {"host": str(site.lib / "demo_host.so")}
+
+
 # --- Once, from any thread --------------------------------------------------------------------------------------------
 
 

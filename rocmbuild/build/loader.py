@@ -31,7 +31,7 @@ __all__ = ["PLATFORMS", "LoadReport", "bind_hip_runtime", "load", "served_target
 
 PLATFORMS = ("host", "rocm", "cuda")
 
-_HERE = Path(__file__).resolve().parent
+_HERE = Path(__file__).absolute().parent  # links not followed: an installer may link each file on its own
 _ISSUE = "https://github.com/pytorch/pytorch/issues/141014"
 _ONE_COPY = "keep other copies out of LD_LIBRARY_PATH and LD_PRELOAD"
 # libamdhip64.so in torch's wheels, libamdhip64.so.7.2.0 in ROCm's packages, libamdhip64-0123abcd.so.7 after auditwheel.
@@ -112,8 +112,7 @@ def served_targets() -> tuple[str, ...]:
                 record = evidence.with_name("RECORD").read_text(encoding="utf-8")
                 if f"{(_HERE / Path(__file__).name).relative_to(root).as_posix()}," not in record:
                     continue
-                targets = json.loads(evidence.read_text(encoding="utf-8"))["targets"]
-                return tuple(str(target) for target in (targets["names"] if isinstance(targets, dict) else targets))
+                return tuple(str(target) for target in json.loads(evidence.read_text(encoding="utf-8"))["targets"])
             except (OSError, ValueError, KeyError, TypeError):
                 continue
     return ()
