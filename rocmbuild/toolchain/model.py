@@ -15,10 +15,10 @@ class Toolchain:
     """A HIP toolchain that was looked at and found whole.
 
     name: what `-C toolchain=NAME` takes. kind: "managed", "sdk" (pip's ROCm SDK), "rocm" (AMD's layout) or "system".
-    origin: where it was found, for people ("ROCM_HOME", "managed store", "/opt", ...). clang is the C++ driver; lld sits
-    where it looks for it. hip_version is that of the headers (major.minor.patch, the patch being AMD's build number),
-    clang_version that of the driver. digest: for managed toolchains that of all files, for others that of the compiler's
-    version text and of `hip_version.h`. notes: what a person should know and that is no reason to refuse it.
+    origin: where it was found, for people ("ROCM_HOME", "/opt"). clang is the C++ driver; lld sits where
+    it looks for it. hip_version is that of the headers (major.minor.patch, the patch being AMD's build number),
+    clang_version that of the driver. digest: for managed toolchains that of all files, for others that of the version
+    text and of `hip_version.h`. notes: what a person should know and that is no reason to refuse it.
     """
 
     name: str

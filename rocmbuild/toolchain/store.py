@@ -103,14 +103,14 @@ def work(store: Path) -> Iterator[Path]:
 
 
 def publish(store: Path, folder: Path, *, name: str, kind: str, facts: Mapping[str, Any]) -> Entry:
-    """Write the manifest of folder (below `.work`) and rename it to store/name, for an older one. Only under the lock."""
+    """Write folder's manifest and rename it from `.work` to store/name, over an older one. Only under the lock."""
     links = {}
     lines = []
     for path, relative in _walk(folder):
         if path.is_symlink():
             links[relative] = str(path.readlink())
         else:
-            lines.append(f"{_sha256(path)}  {relative}\n")
+            lines.append(f"{sha256_of(path)}  {relative}\n")
     listing = "".join(lines).encode()
     (folder / FILES).write_bytes(listing)
     digest = digest_of(listing, json.dumps(links, sort_keys=True).encode())
@@ -171,10 +171,10 @@ def verify(entry: Entry) -> tuple[str, ...]:
         if path.is_symlink():
             target = links.pop(relative, None)
             if target != str(path.readlink()):
-                faults.append(f"{relative}: links to {str(path.readlink())}, wanted {target or 'no link'}")
+                faults.append(f"{relative}: links to {path.readlink()}, wanted {target or 'no link'}")
         elif relative not in wanted:
             faults.append(f"{relative}: not part of what was installed")
-        elif _sha256(path) != wanted.pop(relative):
+        elif sha256_of(path) != wanted.pop(relative):
             faults.append(f"{relative}: contents changed")
     faults.extend(f"{relative}: missing" for relative in [*wanted, *links])
     return tuple(sorted(faults))
@@ -200,7 +200,8 @@ def _walk(folder: Path) -> Iterator[tuple[Path, str]]:
         yield path, relative
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, as hexadecimal digits."""
     value = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
