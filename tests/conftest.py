@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
 import os
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -43,3 +48,73 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def root() -> Path:
     """The project's own folder."""
     return ROOT
+
+
+def digest_tree(folder: Path) -> str:
+    """One digest of all names, modes and bytes below a folder."""
+    state = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        info = path.lstat()
+        state.update(f"{path.relative_to(folder)}\0{info.st_mode:o}\0".encode("utf-8", "surrogateescape"))
+        state.update(os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b"")
+    return state.hexdigest()
+
+
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """The folder on a read-only mount, which stops root too; shows first that a write fails."""
+    if os.geteuid() != 0:
+        subprocess.run(["chmod", "-R", "a-w", str(folder)], check=True)
+        undo = ["chmod", "-R", "u+w", str(folder)]
+    else:
+        subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(folder)], check=True)
+        undo = ["umount", "-l", str(folder)]
+    try:
+        with pytest.raises(OSError):
+            (folder / "written").write_text("x")
+        yield
+    finally:
+        subprocess.run(undo, check=True)
+
+
+@functools.cache
+def toolchain_missing() -> str:
+    """Why there is no toolchain, or nothing."""
+    from rocmbuild.errors import RocmbuildError
+    from rocmbuild.toolchain.discover import find_toolchain
+
+    try:
+        find_toolchain(spec=None, environ=os.environ)
+    except RocmbuildError as err:
+        return str(err)
+    return ""
+
+
+@functools.cache
+def torch_sdk_missing() -> str:
+    """Why there is no torch SDK, or nothing."""
+    from rocmbuild.errors import RocmbuildError
+    from rocmbuild.toolchain.torch_sdk import find_torch_sdk
+
+    try:
+        find_torch_sdk()
+    except RocmbuildError as err:
+        return str(err)
+    return ""
+
+
+@pytest.fixture(scope="session")
+def _toolchain_here() -> None:
+    if toolchain_missing():
+        require("a ROCm toolchain (rocmbuild toolchain install)")
+
+
+@pytest.fixture(scope="session")
+def _torch_sdk_here() -> None:
+    if torch_sdk_missing():
+        require("the torch SDK (rocmbuild toolchain install torch-sdk)")
+
+
+needs_toolchain = pytest.mark.usefixtures("_toolchain_here")
+needs_torch_sdk = pytest.mark.usefixtures("_torch_sdk_here")

@@ -42,7 +42,9 @@ def layer(dotted: str) -> str:
 
 
 def modules(root: Path) -> list[Path]:
-    return [p for p in sorted((root / "rocmbuild").rglob("*.py")) if p.name != "__init__.py" or p.parent.name != "rocmbuild"]
+    return [
+        p for p in sorted((root / "rocmbuild").rglob("*.py")) if p.name != "__init__.py" or p.parent.name != "rocmbuild"
+    ]
 
 
 def test_no_import_points_upwards(root: Path) -> None:
@@ -87,6 +89,8 @@ def test_the_only_doors(root: Path) -> None:
         names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         if relative not in {"process.py"} | standalone:
             assert "subprocess" not in names, relative
-        calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        calls = {
+            node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
         if relative not in {"console.py"} | standalone:
             assert "print" not in calls, relative

@@ -16,12 +16,15 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from rocmbuild.config import Config, Extension
 from rocmbuild.errors import InputError, joined
-from rocmbuild.staging.stage import Stage
-from rocmbuild.targets import GENERIC, TargetSet
-from rocmbuild.toolchain.model import Toolchain
+from rocmbuild.targets import TargetSet, is_generic
+
+if TYPE_CHECKING:
+    from rocmbuild.staging.stage import Stage
+    from rocmbuild.toolchain.model import Toolchain
 
 __all__ = [
     "DIGEST_MARK",
@@ -129,13 +132,12 @@ def make_plan(config: Config, given: PlanInput) -> BuildPlan:
         sources = given.stage.sources_of(extension.sources)
         if not sources:
             faults.append(
-                f"tool.rocmbuild.extensions {extension.name!r}: sources {list(extension.sources)} match no file of {config.project}"
+                f"tool.rocmbuild.extensions {extension.name!r}: no file of {config.project} "
+                f"matches sources {list(extension.sources)}"
             )
             continue
         for platform in config.platforms:
-            library = Library(
-                extension=extension.name, platform=platform, path=library_path(extension.name, platform)
-            )
+            library = Library(extension=extension.name, platform=platform, path=library_path(extension.name, platform))
             libraries.append(library)
             maker = _Maker(config, given, extension, platform, library)
             edges += maker.rocm(sources) if platform == "rocm" else maker.host(sources)
@@ -266,7 +268,7 @@ class _Maker:
                 str(toolchain.clang),
                 *("-c", staged, "-o", code, "--offload-device-only", "--no-gpu-bundle-output"),
                 *(f"--offload-arch={target}", "-mno-wavefrontsize64", "-include", guard),
-                *(("-mcode-object-version=6",) if target in GENERIC else ()),
+                *(("-mcode-object-version=6",) if is_generic(target) else ()),
                 *shared,
                 *self.extension.device_flags,
                 # -MD writes nothing in a device-only compilation
@@ -406,7 +408,9 @@ _HIDDEN = ("-fvisibility=hidden", "-fvisibility-inlines-hidden")
 _HIDDEN_GNU = (*_HIDDEN, "-fno-gnu-unique")
 
 
-def prefix_maps(build_dir: Path, toolchain: Toolchain | None, torch_include: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def prefix_maps(
+    build_dir: Path, toolchain: Toolchain | None, torch_include: Sequence[str]
+) -> tuple[tuple[str, str], ...]:
     """Maps that take the machine's paths out of debug information and __FILE__."""
     maps = [(str(build_dir), ".")]
     if toolchain is not None:

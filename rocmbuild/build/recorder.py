@@ -34,7 +34,12 @@ def main(words: list[str]) -> int:
     begin = time.monotonic()
     try:
         done = subprocess.run(
-            argv, env={**os.environ, **given}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            argv,
+            env={**os.environ, **given},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
         )
         status, output = done.returncode, done.stdout.decode("utf-8", "backslashreplace")
     except OSError as err:

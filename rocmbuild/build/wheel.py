@@ -59,16 +59,21 @@ def finish_wheel(
     added: Mapping[str, bytes],
     evidence: bytes,
     environ: Mapping[str, str],
+    edit: tuple[str, str] | None = None,
     platform_tag: str = PLATFORM_TAG,
 ) -> Path:
     """Write the wheel into `out` and return its path; it appears whole or not at all.
 
-    added: members by their path in the wheel. evidence: rocmbuild.json of the .dist-info folder.
+    added: members by their path in the wheel. evidence: rocmbuild.json of the .dist-info folder. edit: a
+    path and what stands for it in setuptools' finders of an editable install.
     """
     with zipfile.ZipFile(pure) as source:
         members = {info.filename: source.read(info) for info in source.infolist() if not info.is_dir()}
         modes = {info.filename: (info.external_attr >> 16) & 0o777 for info in source.infolist()}
     folder = dist_info(list(members))
+    if edit:
+        old, new = (word.encode() for word in edit)
+        members = {name: data.replace(old, new) if "__editable__" in name else data for name, data in members.items()}
     both = sorted(set(members) & set(added))
     if both:
         raise InputError(
@@ -91,7 +96,10 @@ def finish_wheel(
     stamp = zip_time(environ)
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=out)
     try:
-        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as result:
+        with (
+            os.fdopen(handle, "wb") as file,
+            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as result,
+        ):
             for member, data in members.items():
                 info = zipfile.ZipInfo(member, stamp)
                 mode = 0o755 if member.endswith(".so") else modes.get(member) or 0o644
@@ -99,8 +107,8 @@ def finish_wheel(
                 info.compress_type = zipfile.ZIP_DEFLATED
                 info.create_system = 3
                 result.writestr(info, data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(target)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

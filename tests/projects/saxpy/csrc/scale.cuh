@@ -1,0 +1,2 @@
+#pragma once
+__device__ inline float scaled(float a) { return a * SAXPY_SCALE; }

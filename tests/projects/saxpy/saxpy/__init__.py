@@ -1,0 +1,1 @@
+"""A sample project: two kernels behind C functions, no torch."""
