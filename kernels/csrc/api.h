@@ -1,0 +1,116 @@
+// The C interface of the launch layer: everything a framework's binding, or ctypes, needs.
+//
+// Contract of every function here
+// - It runs its kernels on `stream`, in order, and returns at once: no allocation, no synchronisation, no read of device
+//   memory by the host. So it may be captured in a graph.
+// - It returns a GgufCode. When that is not GGUF_OK, `error` (where not null) holds one line of text that names the
+//   operation, the parameter, what was found and what is wanted, and no kernel of the operation after the failing one
+//   has been launched.
+// - Pointers are device pointers (on the host platform, plain ones). A matrix W is `rows` rows of
+//   cols / block_elements blocks, without gaps, and is never read outside of them.
+// - Products quantise the activations in blocks of 32: d = max|x| / 127 in float, q = round(x / d), halves away from zero,
+//   q = 0 where d = 0. A block that holds a NaN or an infinity has d = NaN or infinity and q = 0, which makes every result
+//   of its own vector NaN, and touches no other.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Protected, not default: two platforms' libraries live in one process, and each must call its own functions.
+#define GGUF_EXPORT __attribute__((visibility("protected")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum GgufCode {
+  GGUF_OK = 0,
+  GGUF_BAD_ARGUMENT = 1,
+  GGUF_UNSUPPORTED = 2,  // a type that is unknown, is no weight format, or has no kernel for this operation
+  GGUF_LAUNCH_FAILED = 3,
+} GgufCode;
+
+typedef enum GgufOp {
+  GGUF_OP_DEQUANTIZE = 0,
+  GGUF_OP_MUL_MAT_VEC = 1,
+  GGUF_OP_MOE_VEC = 2,
+} GgufOp;
+
+// Element types of activations and results; the numbers are those of GGUF.
+typedef enum GgufScalar {
+  GGUF_F32 = 0,
+  GGUF_F16 = 1,
+  GGUF_BF16 = 30,
+} GgufScalar;
+
+enum { GGUF_ERROR_BYTES = 512 };
+
+typedef struct GgufError {
+  char text[GGUF_ERROR_BYTES];  // NUL-terminated
+} GgufError;
+
+// out[i] = value of element i of W, for the elements of blocks block_begin (included) to block_end (excluded), counted
+// from the start of W. `out` is the place of element 0.
+typedef struct GgufDequantizeParams {
+  const void* weight;  // 2-byte aligned
+  void* out;           // 16-byte aligned
+  int64_t block_begin;
+  int64_t block_end;
+  int32_t type;       // GGUF type id of W
+  int32_t out_dtype;  // GgufScalar
+  void* stream;
+} GgufDequantizeParams;
+
+// out[v][r] = sum over k of W[r][k] * x[v][k]; out is [vectors, rows], contiguous.
+typedef struct GgufMulMatVecParams {
+  const void* weight;  // [rows, cols], 2-byte aligned
+  const void* x;       // [vectors, cols], elements of one vector adjacent, aligned to an element
+  void* out;
+  void* scratch;          // gguf_activation_bytes(vectors, cols) bytes, 16-byte aligned; free again in stream order
+  int64_t scratch_bytes;  // what scratch holds
+  int64_t x_stride;       // elements from one vector to the next, any sign, 0 allowed
+  int64_t vectors;
+  int64_t rows;
+  int64_t cols;   // a multiple of the format's block
+  int32_t type;   // GGUF type id of W
+  int32_t dtype;  // GgufScalar of x and out
+  void* stream;
+} GgufMulMatVecParams;
+
+// out[z][r] = sum over k of W[ids[z]][r][k] * x[z / top_k][k], for z from 0 to tokens * top_k - 1; a row of zeros where
+// ids[z] < 0 or ids[z] >= experts. out is [tokens * top_k, rows], contiguous.
+typedef struct GgufMoeVecParams {
+  const void* weight;  // [experts, rows, cols], 2-byte aligned
+  const void* x;       // [tokens, cols], elements of one vector adjacent, aligned to an element
+  const void* ids;     // [tokens * top_k] int32 or int64, contiguous
+  void* out;
+  void* scratch;          // gguf_activation_bytes(tokens, cols) bytes, 16-byte aligned
+  int64_t scratch_bytes;  // what scratch holds
+  int64_t x_stride;       // elements from one token to the next, any sign, 0 allowed
+  int64_t experts;
+  int64_t tokens;
+  int64_t top_k;
+  int64_t rows;
+  int64_t cols;      // a multiple of the format's block
+  int32_t ids_bits;  // 32 or 64
+  int32_t type;      // GGUF type id of W
+  int32_t dtype;     // GgufScalar of x and out
+  void* stream;
+} GgufMoeVecParams;
+
+GGUF_EXPORT int gguf_dequantize(const GgufDequantizeParams* params, GgufError* error);
+GGUF_EXPORT int gguf_mul_mat_vec_a8(const GgufMulMatVecParams* params, GgufError* error);
+GGUF_EXPORT int gguf_moe_a8_vec(const GgufMoeVecParams* params, GgufError* error);
+
+// GGUF_OK when there is a kernel for this operation and type, else GGUF_UNSUPPORTED and a text that names what there is.
+GGUF_EXPORT int gguf_supports(int32_t op, int32_t type, GgufError* error);
+
+// Bytes of scratch for the quantised activations of `vectors` vectors of `cols` elements.
+GGUF_EXPORT int64_t gguf_activation_bytes(int64_t vectors, int64_t cols);
+
+// Shape of a weight format's block: GGUF_OK, or GGUF_UNSUPPORTED for a type without kernels.
+GGUF_EXPORT int gguf_block_shape(int32_t type, int32_t* elements, int32_t* bytes, GgufError* error);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif

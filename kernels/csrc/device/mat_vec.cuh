@@ -1,0 +1,143 @@
+// Products of quantised weights with 1 to 8 quantised vectors; any format.
+//
+// A wave computes kRows rows. A lane takes whole tiles (a tile is the weights that a format decodes at once, 32 or a
+// multiple), so scales are read and unpacked once, weights come in the widest loads the layout allows, the activations
+// that a lane loads serve all rows of its wave, and the weights it decodes serve all vectors.
+#pragma once
+
+#include "device/activations.cuh"
+#include "device/platform.cuh"
+
+namespace gguf {
+
+constexpr int kMatVecWaves = 4;
+constexpr int kMaxVectors = 8;
+
+enum class Dtype : int32_t { f32 = 0, f16 = 1, bf16 = 30 };  // as GgufScalar
+
+struct MatVecArgs {
+  const uint8_t* weight;  // of the one expert, or of the first
+  ActivationView x;
+  void* out;
+  Dtype dtype;
+  int64_t row_bytes;
+  int64_t rows;
+  int64_t cols;
+  int64_t first_group;   // of kMatVecWaves * kRows rows
+  int64_t first_vector;  // of this launch
+};
+
+static __device__ __forceinline__ void store_result(void* out, Dtype dtype, int64_t at, float value) {
+  if (dtype == Dtype::f32) {
+    static_cast<float*>(out)[at] = value;
+  } else if (dtype == Dtype::f16) {
+    static_cast<__half*>(out)[at] = Scalar<__half>::put(value);
+  } else {
+    static_cast<__nv_bfloat16*>(out)[at] = Scalar<__nv_bfloat16>::put(value);
+  }
+}
+
+// Rows first_row .. first_row + kRows - 1 of one matrix with kVectors adjacent vectors; out_vector is the first one's row
+// of the result. Called by whole waves, all parameters the same in every lane.
+template <typename Format, int kVectors, int kRows>
+static __device__ __forceinline__ void mat_vec_rows_of_wave(
+    const MatVecArgs& args, const uint8_t* weight, int64_t first_row, int64_t x_vector, int64_t out_vector) {
+  constexpr uint32_t kTileBlocks = Format::kTileElements / kActivationBlock;
+  static_assert(kRows * kVectors <= kWave, "one lane stores one result");
+  const uint32_t lane = threadIdx.x % kWave;
+  const uint32_t tiles = static_cast<uint32_t>(args.cols / Format::kTileElements);
+
+  const uint8_t* row[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int64_t last = args.rows - 1;
+    row[r] = weight + (first_row + r < last ? first_row + r : last) * args.row_bytes;  // past the end: the last row again
+  }
+  const int8_t* q[kVectors];
+  const ActivationScale* scale[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    q[v] = args.x.q + (x_vector + v) * args.cols;
+    scale[v] = args.x.scale + (x_vector + v) * (args.cols / kActivationBlock);
+  }
+
+  float sum[kRows][kVectors] = {};
+  const auto step = [&](uint32_t tile) {
+    typename Format::Tile weights[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) weights[r] = Format::load(row[r], tile);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      Activations x[kTileBlocks];
+#pragma unroll
+      for (uint32_t b = 0; b < kTileBlocks; ++b) x[b] = load_activations(q[v], scale[v], tile * kTileBlocks + b);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) sum[r][v] += Format::dot(weights[r], x);
+    }
+  };
+  // Whole waves of tiles in a loop of scalar control, the rest once with some lanes off.
+  uint32_t base = 0;
+  for (; base + kWave <= tiles; base += kWave) step(base + lane);
+  if (base + lane < tiles) step(base + lane);
+
+  // Lane v * kRows + r keeps and stores the result of vector v and row r.
+  float result = 0.0f;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float total = wave_sum(sum[r][v]);
+      if (lane == static_cast<uint32_t>(v * kRows + r)) result = total;
+    }
+  }
+  const int64_t own_row = first_row + lane % kRows;
+  if (lane < kRows * kVectors && own_row < args.rows) {
+    store_result(args.out, args.dtype, (out_vector + lane / kRows) * args.rows + own_row, result);
+  }
+}
+
+template <int kRows>
+static __device__ __forceinline__ int64_t first_row_of_wave(int64_t first_group) {
+  const int wave = wave_uniform(static_cast<int>(threadIdx.x) / kWave);
+  return ((first_group + blockIdx.x) * kMatVecWaves + wave) * kRows;
+}
+
+// Grid: x over groups of kMatVecWaves * kRows rows, y over groups of kVectors vectors.
+template <typename Format, int kVectors, int kRows>
+static __global__ void __launch_bounds__(kMatVecWaves * kWave) mul_mat_vec(MatVecArgs args) {
+  const int64_t first_row = first_row_of_wave<kRows>(args.first_group);
+  if (first_row >= args.rows) return;
+  const int64_t vector = args.first_vector + static_cast<int64_t>(blockIdx.y) * kVectors;
+  mat_vec_rows_of_wave<Format, kVectors, kRows>(args, args.weight, first_row, vector, vector);
+}
+
+struct MoeVecArgs {
+  MatVecArgs product;  // its first_vector is the first token of this launch
+  const void* ids;
+  int64_t experts;
+  int64_t expert_bytes;
+  int64_t top_k;
+  int64_t first_slot;
+  bool wide_ids;  // int64, else int32
+};
+
+// Grid: x as above, y over tokens, z over the slots of a token.
+template <typename Format, int kRows>
+static __global__ void __launch_bounds__(kMatVecWaves * kWave) moe_vec(MoeVecArgs args) {
+  const MatVecArgs& product = args.product;
+  const int64_t first_row = first_row_of_wave<kRows>(product.first_group);
+  if (first_row >= product.rows) return;
+  const int64_t token = product.first_vector + blockIdx.y;
+  const int64_t z = token * args.top_k + args.first_slot + blockIdx.z;
+  const int64_t expert = args.wide_ids ? static_cast<const int64_t*>(args.ids)[z] : static_cast<const int32_t*>(args.ids)[z];
+  if (expert < 0 || expert >= args.experts) {
+    const uint32_t lane = threadIdx.x % kWave;
+    if (lane < kRows && first_row + lane < product.rows) {
+      store_result(product.out, product.dtype, z * product.rows + first_row + lane, 0.0f);
+    }
+    return;
+  }
+  mat_vec_rows_of_wave<Format, 1, kRows>(product, product.weight + expert * args.expert_bytes, first_row, token, z);
+}
+
+}  // namespace gguf

@@ -1,0 +1,51 @@
+// Q4_0: 32 weights in 18 bytes, d * (nibble - 8).
+#include "launch/format_ops.cuh"
+
+namespace gguf {
+
+struct Q4_0Format {
+  static constexpr Type kType = Q4_0;
+  static constexpr int kBlockElements = 32;
+  static constexpr int kTileElements = 32;
+
+  struct Block {
+    uint16_t d;      // half
+    uint8_t qs[16];  // low nibble of byte j is element j, high nibble element j + 16
+  };
+  static constexpr int kBlockBytes = sizeof(Block);
+  static_assert(kBlockBytes == 18, "no padding");
+
+  using Tile = HalfAndWords<4>;
+
+  static __device__ __forceinline__ Tile load(const uint8_t* row, uint32_t tile) {
+    return load_half_and_words<4>(row + static_cast<size_t>(tile * static_cast<uint32_t>(kBlockBytes)));
+  }
+
+  // sum (nibble - 8) q = sum nibble q - 8 sum q
+  static __device__ __forceinline__ float dot(const Tile& w, const Activations* x) {
+    int total = -8 * x->sum;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      total = dot4(w.words[i] & 0x0f0f0f0fu, x->q[i], total);
+      total = dot4((w.words[i] >> 4) & 0x0f0f0f0fu, x->q[i + 4], total);
+    }
+    return static_cast<float>(total) * (half_to_float(w.half) * x->d);
+  }
+
+  // Elements 8 * group .. 8 * group + 7 of a block.
+  static __device__ __forceinline__ void dequantize(const uint8_t* block, int group, float* value) {
+    const float d = half_to_float(load_u16(block));
+    const uint8_t* qs = block + 2 + 8 * (group % 2);
+    const int shift = group < 2 ? 0 : 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int pair = load_u16(qs + 2 * i) >> shift;
+      value[2 * i] = mul_rounded(d, static_cast<float>((pair & 15) - 8));
+      value[2 * i + 1] = mul_rounded(d, static_cast<float>(((pair >> 8) & 15) - 8));
+    }
+  }
+};
+
+GGUF_DEFINE_FORMAT(Q4_0, Q4_0Format)
+
+}  // namespace gguf

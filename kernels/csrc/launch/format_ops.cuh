@@ -1,0 +1,102 @@
+// Instantiates all kernels of one format from its traits: GGUF_DEFINE_FORMAT, used once in each file of formats/.
+//
+// A traits struct has
+//   kType, kBlockElements, kBlockBytes    as the format's table says
+//   kTileElements                         weights that a lane decodes at once: 32 or a multiple that divides the block
+//   Tile                                  them, in registers
+//   Tile load(row, tile)                  reads tile number `tile` of a row, and nothing outside of it
+//   float dot(const Tile&, const Activations*)   the tile times kTileElements / 32 blocks of activations, in float
+//   void dequantize(block, group, float*)        exact values of elements 8 * group .. 8 * group + 7 of a block
+#pragma once
+
+#include "launch/format_ops.h"
+#include "launch/grid.cuh"
+
+namespace gguf {
+
+template <typename Format, typename T>
+cudaError_t launch_dequantize_as(const GgufDequantizeParams& params) {
+  constexpr int64_t kGroups = Format::kBlockElements / kDequantizeGroup;
+  const int64_t first = params.block_begin * kGroups;
+  const int64_t end = params.block_end * kGroups;
+  const Extent blocks{ceil_div(end - first, kDequantizeThreads)};
+  return for_each_grid(blocks, kDequantizeThreads, [&](Extent origin, dim3 grid) {
+    const DequantizeArgs args{static_cast<const uint8_t*>(params.weight), params.out, first + origin.x * kDequantizeThreads, end};
+    dequantize_blocks<Format, T><<<grid, kDequantizeThreads, 0, static_cast<cudaStream_t>(params.stream)>>>(args);
+  });
+}
+
+template <typename Format>
+cudaError_t launch_dequantize(const GgufDequantizeParams& params) {
+  switch (params.out_dtype) {
+    case GGUF_F16: return launch_dequantize_as<Format, __half>(params);
+    case GGUF_BF16: return launch_dequantize_as<Format, __nv_bfloat16>(params);
+    default: return launch_dequantize_as<Format, float>(params);
+  }
+}
+
+// Rows a wave computes: as many as the registers for 16 waves a SIMD allow.
+constexpr int mat_vec_rows(int vectors) { return vectors <= 4 ? 2 : 1; }
+
+// `groups` groups of kVectors vectors, from args.first_vector on.
+template <typename Format, int kVectors>
+cudaError_t launch_mul_mat_vec_groups(const MatVecArgs& args, int64_t groups, cudaStream_t stream) {
+  constexpr int kThreads = kMatVecWaves * kWave;
+  constexpr int kRows = mat_vec_rows(kVectors);
+  const Extent blocks{ceil_div(args.rows, kMatVecWaves * kRows), groups};
+  return for_each_grid(blocks, kThreads, [&](Extent origin, dim3 grid) {
+    MatVecArgs part = args;
+    part.first_group = origin.x;
+    part.first_vector = args.first_vector + origin.y * kVectors;
+    mul_mat_vec<Format, kVectors, kRows><<<grid, kThreads, 0, stream>>>(part);
+  });
+}
+
+template <typename Format>
+cudaError_t launch_mul_mat_vec(const MatVecArgs& args, int64_t vectors, cudaStream_t stream) {
+  const cudaError_t status = launch_mul_mat_vec_groups<Format, kMaxVectors>(args, vectors / kMaxVectors, stream);
+  if (status != cudaSuccess) return status;
+  MatVecArgs rest = args;
+  rest.first_vector = vectors / kMaxVectors * kMaxVectors;
+  switch (vectors % kMaxVectors) {
+    case 1: return launch_mul_mat_vec_groups<Format, 1>(rest, 1, stream);
+    case 2: return launch_mul_mat_vec_groups<Format, 2>(rest, 1, stream);
+    case 3: return launch_mul_mat_vec_groups<Format, 3>(rest, 1, stream);
+    case 4: return launch_mul_mat_vec_groups<Format, 4>(rest, 1, stream);
+    case 5: return launch_mul_mat_vec_groups<Format, 5>(rest, 1, stream);
+    case 6: return launch_mul_mat_vec_groups<Format, 6>(rest, 1, stream);
+    case 7: return launch_mul_mat_vec_groups<Format, 7>(rest, 1, stream);
+    default: return cudaSuccess;
+  }
+}
+
+template <typename Format>
+cudaError_t launch_moe_vec(const MoeVecArgs& args, int64_t tokens, cudaStream_t stream) {
+  constexpr int kThreads = kMatVecWaves * kWave;
+  constexpr int kRows = mat_vec_rows(1);
+  const Extent blocks{ceil_div(args.product.rows, kMatVecWaves * kRows), tokens, args.top_k};
+  return for_each_grid(blocks, kThreads, [&](Extent origin, dim3 grid) {
+    MoeVecArgs part = args;
+    part.product.first_group = origin.x;
+    part.product.first_vector = origin.y;
+    part.first_slot = origin.z;
+    moe_vec<Format, kRows><<<grid, kThreads, 0, stream>>>(part);
+  });
+}
+
+// A function and not an object: clang emits constant objects for the device too, where launchers do not exist.
+#define GGUF_DEFINE_FORMAT(name, Format)                                                          \
+  const FormatOps& name##_ops() {                                                                 \
+    static const FormatOps ops = {                                                                \
+        #name,                                                                                    \
+        Format::kType,                                                                            \
+        Format::kBlockElements,                                                                   \
+        Format::kBlockBytes,                                                                      \
+        launch_dequantize<Format>,                                                                \
+        launch_mul_mat_vec<Format>,                                                               \
+        launch_moe_vec<Format>,                                                                   \
+    };                                                                                            \
+    return ops;                                                                                   \
+  }
+
+}  // namespace gguf

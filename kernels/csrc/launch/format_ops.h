@@ -1,0 +1,32 @@
+// What a weight format offers the launch layer: its shape, and one function an operation.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "api.h"
+#include "device/dequantize.cuh"
+#include "device/mat_vec.cuh"
+#include "formats/types.h"
+
+namespace gguf {
+
+// Parameters have been checked; a null function is an operation that the format does not have.
+struct FormatOps {
+  const char* name;
+  int type;
+  int block_elements;
+  int block_bytes;
+  cudaError_t (*dequantize)(const GgufDequantizeParams& params);
+  cudaError_t (*mul_mat_vec)(const MatVecArgs& args, int64_t vectors, cudaStream_t stream);
+  cudaError_t (*moe_vec)(const MoeVecArgs& args, int64_t tokens, cudaStream_t stream);
+};
+
+#define GGUF_DECLARE_FORMAT(name) const FormatOps& name##_ops();
+GGUF_FOR_EACH_FORMAT(GGUF_DECLARE_FORMAT)
+#undef GGUF_DECLARE_FORMAT
+
+// Runs the activation quantiser; x has elements of `dtype`.
+cudaError_t launch_quantize(GgufScalar dtype, const void* x, int64_t x_stride, ActivationView out, int64_t vectors,
+                            int64_t cols, cudaStream_t stream);
+
+}  // namespace gguf

@@ -1,0 +1,234 @@
+// The C interface: every check of a parameter, the way from a type id to its kernels, and errors as text.
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "api.h"
+#include "launch/format_ops.h"
+
+namespace gguf {
+namespace {
+
+constexpr const FormatOps& (*kFormats[])() = {
+#define GGUF_ADDRESS(name) &name##_ops,
+    GGUF_FOR_EACH_FORMAT(GGUF_ADDRESS)
+#undef GGUF_ADDRESS
+};
+
+// Names of operations as users know them; by GgufOp.
+constexpr const char* kOpNames[] = {"ggml_dequantize", "ggml_mul_mat_vec_a8", "ggml_moe_a8_vec"};
+
+__attribute__((format(printf, 3, 4))) int fail(GgufError* error, GgufCode code, const char* format, ...) {
+  if (error != nullptr) {
+    va_list values;
+    va_start(values, format);
+    vsnprintf(error->text, sizeof error->text, format, values);
+    va_end(values);
+  }
+  return code;
+}
+
+int launched(GgufError* error, const char* op, const char* what, cudaError_t status) {
+  if (status == cudaSuccess) return GGUF_OK;
+  return fail(error, GGUF_LAUNCH_FAILED, "%s: launching the %s failed: %s (error %d)", op, what, cudaGetErrorString(status),
+              static_cast<int>(status));
+}
+
+bool has_op(const FormatOps& format, int op) {
+  switch (op) {
+    case GGUF_OP_DEQUANTIZE: return format.dequantize != nullptr;
+    case GGUF_OP_MUL_MAT_VEC: return format.mul_mat_vec != nullptr;
+    case GGUF_OP_MOE_VEC: return format.moe_vec != nullptr;
+    default: return false;
+  }
+}
+
+// "Q4_0 (2), Q8_0 (8)": the formats that an operation has kernels for.
+void list_formats(int op, char* text, size_t size) {
+  size_t used = 0;
+  text[0] = '\0';
+  for (const auto format_of : kFormats) {
+    const FormatOps& format = format_of();
+    if (!has_op(format, op) || used >= size) continue;
+    used += static_cast<size_t>(snprintf(text + used, size - used, "%s%s (%d)", used == 0 ? "" : ", ", format.name, format.type));
+  }
+}
+
+// The kernels of a type, or null with code and text in error.
+const FormatOps* find_format(int op, int type, GgufError* error, int* code) {
+  *code = GGUF_OK;
+  for (const auto format_of : kFormats) {
+    const FormatOps& format = format_of();
+    if (format.type == type && has_op(format, op)) return &format;
+  }
+  char formats[GGUF_ERROR_BYTES / 2];
+  list_formats(op, formats, sizeof formats);
+  const char* name = nullptr;
+  const char* role = "";
+  switch (type) {
+#define GGUF_NAME(type_name, id, type_role) \
+  case id: name = #type_name, role = #type_role; break;
+    GGUF_FOR_EACH_TYPE(GGUF_NAME)
+#undef GGUF_NAME
+    default: break;
+  }
+  if (name == nullptr) {
+    *code = fail(error, GGUF_UNSUPPORTED, "%s: type %d is no GGUF type; supported: %s", kOpNames[op], type, formats);
+  } else if (strcmp(role, "activation") == 0) {
+    *code = fail(error, GGUF_UNSUPPORTED, "%s: type %s (%d) is a format of activations, never of weights; supported: %s",
+                 kOpNames[op], name, type, formats);
+  } else if (strcmp(role, "scalar") == 0) {
+    *code = fail(error, GGUF_UNSUPPORTED, "%s: type %s (%d) is not quantised; supported: %s", kOpNames[op], name, type, formats);
+  } else {
+    *code = fail(error, GGUF_UNSUPPORTED, "%s: type %s (%d) has no kernel; supported: %s", kOpNames[op], name, type, formats);
+  }
+  return nullptr;
+}
+
+bool aligned(const void* pointer, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
+
+bool is_dtype(int dtype) { return dtype == GGUF_F32 || dtype == GGUF_F16 || dtype == GGUF_BF16; }
+
+// Refuses what the kernels cannot take, by the names of the C interface. One line a rule.
+int check_product(const char* op, const FormatOps& format, const void* weight, const void* x, const void* out, const void* scratch,
+                  int64_t scratch_bytes, int64_t vectors, int64_t rows, int64_t cols, int dtype, GgufError* error) {
+  const auto bad = [&](const char* name, long long found, const char* wanted) {
+    return fail(error, GGUF_BAD_ARGUMENT, "%s: %s is %lld; wanted: %s", op, name, found, wanted);
+  };
+  if (!is_dtype(dtype)) return bad("dtype", dtype, "0 (F32), 1 (F16) or 30 (BF16)");
+  if (vectors < 0) return bad("the number of vectors", vectors, "0 or more");
+  if (rows < 0) return bad("rows", rows, "0 or more");
+  if (cols < 0 || cols > INT_MAX) return bad("cols", cols, "0 to 2147483647");
+  if (cols % format.block_elements != 0) {
+    return fail(error, GGUF_BAD_ARGUMENT, "%s: cols is %lld; wanted: a multiple of %d, the block of %s", op,
+                static_cast<long long>(cols), format.block_elements, format.name);
+  }
+  if (vectors == 0 || rows == 0) return GGUF_OK;
+  if (out == nullptr) return bad("out", 0, "a pointer");
+  if (cols == 0) return GGUF_OK;
+  if (weight == nullptr) return bad("weight", 0, "a pointer");
+  if (x == nullptr) return bad("x", 0, "a pointer");
+  if (scratch == nullptr) return bad("scratch", 0, "a pointer");
+  if (!aligned(weight, 2)) return bad("the address of weight modulo 2", 1, "0");
+  if (!aligned(x, dtype == GGUF_F32 ? 4 : 2)) return bad("the address of x modulo its element", 1, "0");
+  if (!aligned(scratch, 16)) return bad("the address of scratch modulo 16", static_cast<long long>(reinterpret_cast<uintptr_t>(scratch) % 16), "0");
+  if (scratch_bytes < gguf_activation_bytes(vectors, cols)) {
+    return fail(error, GGUF_BAD_ARGUMENT, "%s: scratch_bytes is %lld; wanted: %lld or more", op, static_cast<long long>(scratch_bytes),
+                static_cast<long long>(gguf_activation_bytes(vectors, cols)));
+  }
+  return GGUF_OK;
+}
+
+}  // namespace
+}  // namespace gguf
+
+using namespace gguf;
+
+extern "C" int gguf_supports(int32_t op, int32_t type, GgufError* error) {
+  if (op < 0 || op > GGUF_OP_MOE_VEC) return fail(error, GGUF_BAD_ARGUMENT, "op is %d; wanted: 0 to %d", op, GGUF_OP_MOE_VEC);
+  int code;
+  find_format(op, type, error, &code);
+  return code;
+}
+
+extern "C" int64_t gguf_activation_bytes(int64_t vectors, int64_t cols) {
+  return vectors * cols + vectors * (cols / kActivationBlock) * static_cast<int64_t>(sizeof(ActivationScale));
+}
+
+extern "C" int gguf_block_shape(int32_t type, int32_t* elements, int32_t* bytes, GgufError* error) {
+  int code;
+  const FormatOps* format = find_format(GGUF_OP_DEQUANTIZE, type, error, &code);
+  if (format == nullptr) return code;
+  *elements = format->block_elements;
+  *bytes = format->block_bytes;
+  return GGUF_OK;
+}
+
+extern "C" int gguf_dequantize(const GgufDequantizeParams* params, GgufError* error) {
+  const char* op = kOpNames[GGUF_OP_DEQUANTIZE];
+  int code;
+  const FormatOps* format = find_format(GGUF_OP_DEQUANTIZE, params->type, error, &code);
+  if (format == nullptr) return code;
+  if (!is_dtype(params->out_dtype)) {
+    return fail(error, GGUF_BAD_ARGUMENT, "%s: out_dtype is %d; wanted: 0 (F32), 1 (F16) or 30 (BF16)", op, params->out_dtype);
+  }
+  if (params->block_begin < 0 || params->block_end < params->block_begin || params->block_end > INT64_MAX / format->block_elements) {
+    return fail(error, GGUF_BAD_ARGUMENT, "%s: block_begin is %lld and block_end %lld; wanted: 0 <= block_begin <= block_end", op,
+                static_cast<long long>(params->block_begin), static_cast<long long>(params->block_end));
+  }
+  if (params->block_begin == params->block_end) return GGUF_OK;
+  if (params->weight == nullptr || !aligned(params->weight, 2)) {
+    return fail(error, GGUF_BAD_ARGUMENT, "%s: weight is %p; wanted: a pointer aligned to 2 bytes", op, params->weight);
+  }
+  if (params->out == nullptr || !aligned(params->out, 16)) {
+    return fail(error, GGUF_BAD_ARGUMENT, "%s: out is %p; wanted: a pointer aligned to 16 bytes", op, params->out);
+  }
+  return launched(error, op, "dequantiser", format->dequantize(*params));
+}
+
+extern "C" int gguf_mul_mat_vec_a8(const GgufMulMatVecParams* params, GgufError* error) {
+  const char* op = kOpNames[GGUF_OP_MUL_MAT_VEC];
+  int code;
+  const FormatOps* format = find_format(GGUF_OP_MUL_MAT_VEC, params->type, error, &code);
+  if (format == nullptr) return code;
+  code = check_product(op, *format, params->weight, params->x, params->out, params->scratch, params->scratch_bytes, params->vectors,
+                       params->rows, params->cols, params->dtype, error);
+  if (code != GGUF_OK || params->vectors == 0 || params->rows == 0) return code;
+
+  const cudaStream_t stream = static_cast<cudaStream_t>(params->stream);
+  const ActivationView activations = activation_view(params->scratch, params->vectors, params->cols);
+  code = launched(error, op, "activation quantiser",
+                  launch_quantize(static_cast<GgufScalar>(params->dtype), params->x, params->x_stride, activations, params->vectors,
+                                  params->cols, stream));
+  if (code != GGUF_OK) return code;
+
+  MatVecArgs args{};
+  args.weight = static_cast<const uint8_t*>(params->weight);
+  args.x = activations;
+  args.out = params->out;
+  args.dtype = static_cast<Dtype>(params->dtype);
+  args.row_bytes = params->cols / format->block_elements * format->block_bytes;
+  args.rows = params->rows;
+  args.cols = params->cols;
+  return launched(error, op, "product", format->mul_mat_vec(args, params->vectors, stream));
+}
+
+extern "C" int gguf_moe_a8_vec(const GgufMoeVecParams* params, GgufError* error) {
+  const char* op = kOpNames[GGUF_OP_MOE_VEC];
+  int code;
+  const FormatOps* format = find_format(GGUF_OP_MOE_VEC, params->type, error, &code);
+  if (format == nullptr) return code;
+  code = check_product(op, *format, params->weight, params->x, params->out, params->scratch, params->scratch_bytes, params->tokens,
+                       params->rows, params->cols, params->dtype, error);
+  if (code != GGUF_OK) return code;
+  if (params->experts < 0) return fail(error, GGUF_BAD_ARGUMENT, "%s: experts is %lld; wanted: 0 or more", op, static_cast<long long>(params->experts));
+  if (params->top_k < 0) return fail(error, GGUF_BAD_ARGUMENT, "%s: top_k is %lld; wanted: 0 or more", op, static_cast<long long>(params->top_k));
+  if (params->ids_bits != 32 && params->ids_bits != 64) return fail(error, GGUF_BAD_ARGUMENT, "%s: ids_bits is %d; wanted: 32 or 64", op, params->ids_bits);
+  if (params->tokens == 0 || params->rows == 0 || params->top_k == 0) return GGUF_OK;
+  if (params->ids == nullptr || !aligned(params->ids, static_cast<uintptr_t>(params->ids_bits / 8))) {
+    return fail(error, GGUF_BAD_ARGUMENT, "%s: ids is %p; wanted: a pointer aligned to %d bytes", op, params->ids, params->ids_bits / 8);
+  }
+
+  const cudaStream_t stream = static_cast<cudaStream_t>(params->stream);
+  const ActivationView activations = activation_view(params->scratch, params->tokens, params->cols);
+  code = launched(error, op, "activation quantiser",
+                  launch_quantize(static_cast<GgufScalar>(params->dtype), params->x, params->x_stride, activations, params->tokens,
+                                  params->cols, stream));
+  if (code != GGUF_OK) return code;
+
+  MoeVecArgs args{};
+  args.product.weight = static_cast<const uint8_t*>(params->weight);
+  args.product.x = activations;
+  args.product.out = params->out;
+  args.product.dtype = static_cast<Dtype>(params->dtype);
+  args.product.row_bytes = params->cols / format->block_elements * format->block_bytes;
+  args.product.rows = params->rows;
+  args.product.cols = params->cols;
+  args.ids = params->ids;
+  args.experts = params->experts;
+  args.expert_bytes = args.product.row_bytes * params->rows;
+  args.top_k = params->top_k;
+  args.wide_ids = params->ids_bits == 64;
+  return launched(error, op, "routed product", format->moe_vec(args, params->tokens, stream));
+}

@@ -1,0 +1,1 @@
+"""The native libraries of this package and their loader, which the build puts here."""
