@@ -1,0 +1,710 @@
+"""[tool.rocmbuild], the environment and config settings, read once into a frozen Config.
+
+Precedence: `-C key=value`, then the environment, then pyproject.toml, then the default. For targets: `-C targets`, then
+FREETOKEN_ROCM_ARCH (or the variable that the project names), then pyproject.toml, then PYTORCH_ROCM_ARCH, which
+container images preset with other people's cards. A value that holds no word counts as unset. Only the value that wins
+is validated; one that it overrides gets a warning. All faults are in one InputError.
+
+OPTIONS and EXTENSION_OPTIONS describe every option: its name, check, default, help, and where it may be set.
+Validation, suggestions and the reference for readers come from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import keyword
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any, Literal, cast
+
+from rocmbuild.errors import EnvironmentFailure, InputError, joined, nearest, printable, shown
+from rocmbuild.paths import cache_dir
+from rocmbuild.targets import ARCH_ENV, TORCH_ARCH_ENV, TargetSet, scan_targets, smuggled, tokens
+
+__all__ = [
+    "EXTENSION_OPTIONS",
+    "OPTIONS",
+    "PLATFORMS",
+    "TORCH_MODES",
+    "Config",
+    "Extension",
+    "Option",
+    "check_platform",
+    "default_build_dir",
+    "load_config",
+    "reference",
+]
+
+PLATFORMS = ("rocm", "host", "cuda")
+TORCH_MODES = ("stable", "full", "none")
+
+Torch = Literal["stable", "full", "none"]
+Setting = str | bool | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """One [[tool.rocmbuild.extensions]] table: a library for each platform.
+
+    name: dotted module path inside the wheel, at least package.module. sources: globs, and include_dirs: folders,
+    POSIX, relative to the project and inside it. defines: (name, value) in the order given. The flags are single
+    compiler words; none sets a target or the wave width.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    include_dirs: tuple[str, ...] = ()
+    defines: tuple[tuple[str, str], ...] = ()
+    torch: Torch = "stable"
+    cxx_flags: tuple[str, ...] = ()
+    device_flags: tuple[str, ...] = ()
+    link_flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The configuration of one build.
+
+    project and build_dir are absolute. targets is None when nothing names one, or when they were not wanted. jobs is
+    None for as many as there are processors. sources gives for each option, by its name in pyproject.toml, where its
+    value comes from: "-C NAME", a variable, "pyproject.toml" or "default". warnings are for the caller to print, once.
+    """
+
+    project: Path
+    targets: TargetSet | None
+    arch_env: str
+    toolchain: str | None
+    auto_install: bool
+    platforms: tuple[str, ...]
+    build_dir: Path
+    jobs: int | None
+    verbose: bool
+    debug: bool
+    allow_native: bool
+    extensions: tuple[Extension, ...]
+    sources: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+
+Check = Callable[[object, str, list[str]], Any]
+"""Takes a value as TOML gives it, its dotted name and the list of faults, to which it adds; returns what to keep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option.
+
+    setting: how the text of `-C name=text` is read: "word", "words" (a list), "flag", "count", or "" where it cannot be
+    given so. in_pyproject: whether it may stand in pyproject.toml.
+    """
+
+    name: str
+    check: Check
+    help: str
+    default: Any = None
+    shown_default: str = ""
+    setting: Literal["word", "words", "flag", "count", ""] = ""
+    in_pyproject: bool = True
+    required: bool = False
+
+
+def check_platform(system: str, machine: str) -> None:
+    """EnvironmentFailure, in one sentence, unless this is Linux on x86-64.
+
+    system, machine: as platform.system() and platform.machine() give them.
+    """
+    if system != "Linux" or machine.lower() not in ("x86_64", "amd64"):
+        raise EnvironmentFailure(
+            f"rocmbuild works on Linux on x86-64 only, and this is {system or 'unknown'} on {machine or 'unknown'}."
+        )
+
+
+def default_build_dir(project: Path) -> Path:
+    """The build folder of a project in the user's cache, keyed by the project's absolute path."""
+    place = project.resolve()
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", place.name)[:40] or "root"
+    return cache_dir().absolute() / "builds" / f"{name}-{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}"
+
+
+# Checks
+
+
+def _fault(faults: list[str], at: str, value: object, wanted: str, known: Sequence[str] = ()) -> None:
+    near = nearest(value, known) if isinstance(value, str) else ()
+    faults.append(f"{at}: found {shown(value)}, wanted {wanted}{_or(near)}")
+
+
+def _flag(value: object, at: str, faults: list[str]) -> bool:
+    if not isinstance(value, bool):
+        _fault(faults, at, value, "true or false")
+        return False
+    return value
+
+
+def _count(value: object, at: str, faults: list[str]) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        _fault(faults, at, value, "a whole number of at least 1")
+        return None
+    return value
+
+
+def _strings(value: object, at: str, faults: list[str], wanted: str) -> list[tuple[str, str]]:
+    """(dotted name, text) of a list's strings that are not empty."""
+    if not isinstance(value, list):
+        _fault(faults, at, value, f"a list of {wanted}")
+        return []
+    good = []
+    for place, item in enumerate(value):
+        if isinstance(item, str) and item and "\0" not in item:
+            good.append((f"{at}[{place}]", item))
+        else:
+            _fault(faults, f"{at}[{place}]", item, f"one of the {wanted}, as a string")
+    return good
+
+
+def _choice(allowed: Sequence[str]) -> Check:
+    def check(value: object, at: str, faults: list[str]) -> str:
+        if value not in allowed:
+            _fault(faults, at, value, f"one of {', '.join(sorted(allowed))}", allowed)
+        return str(value)
+
+    return check
+
+
+def _choices(allowed: Sequence[str], wanted: str) -> Check:
+    def check(value: object, at: str, faults: list[str]) -> tuple[str, ...]:
+        chosen = _strings(value, at, faults, wanted)
+        for place, item in chosen:
+            if item not in allowed:
+                _fault(faults, place, item, f"one of {', '.join(sorted(allowed))}", allowed)
+        return tuple(dict.fromkeys(item for _, item in chosen))
+
+    return check
+
+
+def _variable(value: object, at: str, faults: list[str]) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        _fault(faults, at, value, "the name of an environment variable")
+    elif value == TORCH_ARCH_ENV:
+        _fault(faults, at, value, "a variable of the project's own: this one is read last, after pyproject.toml")
+    return str(value)
+
+
+def _toolchain(value: object, at: str, faults: list[str]) -> str | None:
+    wanted = "the name of a toolchain or a version range such as >=6.4"
+    if not isinstance(value, str):
+        _fault(faults, at, value, wanted)
+        return None
+    text = value.strip()
+    if re.fullmatch(r"[0-9][0-9.]*", text):
+        _fault(faults, at, value, f"{wanted}; for one version write =={text} or =={text}.*")
+    elif text[:1] in ("<", ">", "=", "!", "~"):
+        from packaging.specifiers import InvalidSpecifier, SpecifierSet  # only ranges need it
+
+        try:
+            SpecifierSet(text)
+        except InvalidSpecifier:
+            _fault(faults, at, value, wanted)
+    elif not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", text):
+        _fault(faults, at, value, wanted)
+    return text
+
+
+def _folder(value: object, at: str, faults: list[str]) -> str:
+    if not isinstance(value, str) or "\0" in value or value.startswith("~"):
+        _fault(faults, at, value, "a folder, absolute or relative to the project (`~` is not expanded)")
+    return str(value)
+
+
+def _inside(wanted: str, *, whole: bool) -> Check:
+    """A list of paths relative to the project and inside it; whole: the project's folder itself (`.`) is one."""
+
+    def check(value: object, at: str, faults: list[str]) -> tuple[str, ...]:
+        good = []
+        for place, item in _strings(value, at, faults, wanted):
+            path = PurePosixPath(item)
+            if path.is_absolute():
+                _fault(faults, place, item, "a path relative to the project's folder")
+            elif ".." in path.parts:
+                _fault(faults, place, item, "a path inside the project, without `..`")
+            elif str(path) == "." and not whole:
+                _fault(faults, place, item, "a pattern that names files")
+            else:
+                good.append(str(path))
+        return tuple(dict.fromkeys(good))
+
+    return check
+
+
+def _sources(value: object, at: str, faults: list[str]) -> tuple[str, ...]:
+    if value == []:
+        _fault(faults, at, value, "at least one pattern")
+    return cast(tuple[str, ...], _inside("patterns", whole=False)(value, at, faults))
+
+
+def _module(value: object, at: str, faults: list[str]) -> str:
+    wanted = 'a dotted module path inside a package, such as "package.lib.kernels"'
+    parts = value.split(".") if isinstance(value, str) else []
+    good = all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", part) and not keyword.iskeyword(part) for part in parts)
+    if len(parts) < 2 or not good:
+        _fault(faults, at, value, wanted)
+    return str(value)
+
+
+def _defines(value: object, at: str, faults: list[str]) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, dict):
+        _fault(faults, at, value, 'a table such as { NAME = "1" }')
+        return ()
+    good = []
+    for name, text in value.items():
+        place = f"{at}.{_key(name)}"
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            faults.append(f"{place}: not the name of a macro")
+        elif name.startswith("ROCMBUILD_"):
+            faults.append(f"{place}: names that start with ROCMBUILD_ are set by rocmbuild")
+        elif isinstance(text, bool) or not isinstance(text, str | int) or not str(text).isprintable():
+            _fault(faults, place, text, "a string on one line or a whole number")
+        else:
+            good.append((name, str(text)))
+    return tuple(good)
+
+
+def _words(value: object, at: str, faults: list[str]) -> tuple[str, ...]:
+    words = _strings(value, at, faults, "compiler words")
+    faults += [f"{place}: a line break in a compiler word" for place, word in words if "\n" in word]
+    faults += [
+        f"{at}: {reason}; targets and wave width are rocmbuild's to set" for reason in smuggled([w for _, w in words])
+    ]
+    return tuple(word for _, word in words)
+
+
+def _targets(value: object, at: str, faults: list[str]) -> str:
+    """The value of targets as one text of the grammar; what its words mean is looked at by _find_targets."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        _fault(faults, at, value, "a list of targets")
+        return ""
+    for place, item in enumerate(value):
+        if not isinstance(item, str):
+            _fault(faults, f"{at}[{place}]", item, "a target, as a string")
+    return ";".join(item for item in value if isinstance(item, str))
+
+
+def _extensions(value: object, at: str, faults: list[str]) -> tuple[Extension, ...]:
+    if not isinstance(value, list):
+        _fault(faults, at, value, f"an array of tables; write [[{at}]]")
+        return ()
+    made = []
+    seen: dict[str, str] = {}
+    for place, table in enumerate(value):
+        here = f"{at}[{place}]"
+        if not isinstance(table, dict):
+            _fault(faults, here, table, f"a table; write [[{at}]]")
+            continue
+        before = len(faults)
+        _unknown_keys(table, EXTENSION_OPTIONS, here, faults)
+        fields: dict[str, Any] = {}
+        for option in EXTENSION_OPTIONS:
+            if option.name in table:
+                fields[_field(option)] = option.check(table[option.name], f"{here}.{option.name}", faults)
+            elif option.required:
+                faults.append(f"{here}.{option.name}: missing; wanted {option.help}")
+        name = table.get("name")
+        if isinstance(name, str):
+            if name in seen:
+                faults.append(f"{here}.name: {shown(name)} is the name of {seen[name]} already")
+            seen.setdefault(name, here)
+        if len(faults) == before:
+            made.append(Extension(**fields))
+    return tuple(made)
+
+
+# The options
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        name="targets",
+        check=_targets,
+        setting="words",
+        shown_default=TORCH_ARCH_ENV,
+        help="GPU targets, families, generic targets or native",
+    ),
+    Option(
+        name="arch-env",
+        check=_variable,
+        default=ARCH_ENV,
+        help="the environment variable that names the targets",
+    ),
+    Option(
+        name="toolchain",
+        check=_toolchain,
+        setting="word",
+        shown_default="the first good one",
+        help="the name of a toolchain, or a range of ROCm versions",
+    ),
+    Option(
+        name="auto-install",
+        check=_flag,
+        setting="flag",
+        default=False,
+        help="whether a build may install a missing toolchain or torch SDK",
+    ),
+    Option(
+        name="platforms",
+        check=_choices(PLATFORMS, "platforms"),
+        setting="words",
+        default=("rocm",),
+        help="what each extension is built for: rocm, host, cuda",
+    ),
+    Option(
+        name="allow-native",
+        check=_flag,
+        setting="flag",
+        default=False,
+        help="whether a wheel may be built for native, the cards of this machine",
+    ),
+    Option(
+        name="build-dir",
+        check=_folder,
+        setting="word",
+        shown_default="a folder in the user's cache",
+        help="where objects and records are kept; a relative one is relative to the project",
+    ),
+    Option(
+        name="jobs",
+        check=_count,
+        setting="count",
+        in_pyproject=False,
+        shown_default="the number of processors",
+        help="how many commands run at once",
+    ),
+    Option(
+        name="verbose",
+        check=_flag,
+        setting="flag",
+        in_pyproject=False,
+        default=False,
+        help="whether commands are shown",
+    ),
+    Option(
+        name="debug",
+        check=_flag,
+        setting="flag",
+        in_pyproject=False,
+        default=False,
+        help="whether to keep symbols and optimise less",
+    ),
+    Option(
+        name="extensions",
+        check=_extensions,
+        default=(),
+        shown_default="none: the project keeps its own setup.py",
+        help="the libraries to build, one table each",
+    ),
+)
+
+EXTENSION_OPTIONS: tuple[Option, ...] = (
+    Option(name="name", check=_module, required=True, help="the dotted module path of the library inside the wheel"),
+    Option(name="sources", check=_sources, required=True, help="patterns of source files, relative to the project"),
+    Option(
+        name="include-dirs",
+        check=_inside("folders", whole=True),
+        default=(),
+        help="folders of headers, relative to the project",
+    ),
+    Option(name="defines", check=_defines, default=(), help='macros, { NAME = "value" }'),
+    Option(
+        name="torch",
+        check=_choice(TORCH_MODES),
+        default="stable",
+        help="what of torch the sources include: stable (its C ABI), full (experimental), none",
+    ),
+    Option(name="cxx-flags", check=_words, default=(), help="words for every compilation of host code"),
+    Option(name="device-flags", check=_words, default=(), help="words for every compilation of device code"),
+    Option(name="link-flags", check=_words, default=(), help="words for every link"),
+)
+
+
+def reference() -> str:
+    """Both tables of options as Markdown, for documentation."""
+    lines = []
+    for prefix, options in (("tool.rocmbuild.", OPTIONS), ("tool.rocmbuild.extensions[].", EXTENSION_OPTIONS)):
+        lines += ["| option | in pyproject.toml | as `-C` | default | what it is |", "|---|---|---|---|---|"]
+        for option in options:
+            in_pyproject, as_setting = ("yes" if there else "" for there in (option.in_pyproject, option.setting))
+            row = (f"`{prefix}{option.name}`", in_pyproject, as_setting, _default_text(option), option.help)
+            lines.append(f"| {' | '.join(row)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _default_text(option: Option) -> str:
+    if option.required:
+        return "required"
+    if option.shown_default:
+        return option.shown_default
+    return "none" if option.default == () else f"`{shown(option.default)}`"
+
+
+# Reading
+
+
+def load_config(
+    project: Path,
+    *,
+    settings: Mapping[str, Setting] | None = None,
+    environ: Mapping[str, str],
+    want_targets: bool = True,
+) -> Config:
+    """The configuration of the project in a folder.
+
+    settings: config settings as PEP 517 front ends pass them: text, a list of texts where a key came more than once,
+    or a bool. want_targets=False leaves targets None without a look at them, for what needs none (an sdist). Without
+    [tool.rocmbuild] all is default, and there are no extensions. Raises one InputError that names every fault, and
+    EnvironmentFailure elsewhere than on Linux on x86-64.
+    """
+    check_platform(platform.system(), platform.machine())
+    if not project.is_dir():
+        raise InputError(f"{project}: not a folder", hint="name the folder that holds pyproject.toml")
+    place = project.resolve()
+    reader = _Reader(_tool_table(place / "pyproject.toml"), settings or {})
+    values = {option.name: reader.value(option) for option in OPTIONS if option.name != "targets"}
+    build_dir = _build_dir(place, values["build-dir"], reader)
+    targets = _find_targets(reader, environ, values) if want_targets else None
+    if reader.faults:
+        raise InputError(f"configuration of {place}: {joined(reader.faults)}", hint=reader.hint)
+    return Config(
+        project=place,
+        targets=targets,
+        arch_env=values["arch-env"],
+        toolchain=values["toolchain"],
+        auto_install=values["auto-install"],
+        platforms=values["platforms"],
+        build_dir=build_dir,
+        jobs=values["jobs"],
+        verbose=values["verbose"],
+        debug=values["debug"],
+        allow_native=values["allow-native"],
+        extensions=values["extensions"],
+        sources=MappingProxyType(reader.sources),
+        warnings=tuple(reader.warnings),
+    )
+
+
+def _tool_table(path: Path) -> object:
+    """What stands under tool.rocmbuild in a pyproject.toml, whatever it is; {} where nothing does."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as err:
+        raise InputError(f"{path}: no such file", hint="name a folder that holds a pyproject.toml") from err
+    except OSError as err:
+        raise InputError(f"{path}: cannot be read ({err.strerror})") from err
+    try:
+        document = tomllib.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as err:
+        line = data.count(b"\n", 0, err.start) + 1
+        raise InputError(f"{path}:{line}: not UTF-8, which TOML must be", hint="save the file as UTF-8") from err
+    except ValueError as err:  # TOMLDecodeError is one; a number with thousands of digits raises another
+        place = re.search(r" \(at line (\d+), column (\d+)\)", str(err))
+        line = int(place[1]) if place else data.count(b"\n") + 1
+        text = str(err).replace(place[0], f", column {place[2]}") if place else str(err)
+        raise InputError(f"{path}:{line}: not valid TOML: {printable(text, limit=200)}") from err
+    except RecursionError as err:
+        raise InputError(f"{path}: not valid TOML: nested too deeply") from err
+    tool = document.get("tool", {})
+    if not isinstance(tool, dict):
+        raise InputError(f"{path}: tool: found {shown(tool)}, wanted a table")
+    return tool.get("rocmbuild", {})
+
+
+class _Reader:
+    """Takes for each option the value that wins; collects faults, warnings and where values come from."""
+
+    def __init__(self, table: object, settings: Mapping[str, Setting]) -> None:
+        self.faults: list[str] = []
+        self.warnings: list[str] = []
+        self.sources: dict[str, str] = {}
+        self.refused: set[str] = set()
+        self.hint = ""
+        self.table: dict[str, object] = {}
+        if isinstance(table, dict):
+            self.table = table
+        else:
+            _fault(self.faults, "tool.rocmbuild", table, "a table")
+        _unknown_keys(self.table, OPTIONS, "tool.rocmbuild", self.faults)
+        self.settings = self._read_settings(settings)
+
+    def _read_settings(self, settings: Mapping[str, Setting]) -> dict[str, object]:
+        """Each setting as TOML would give its value; those without a word are not there."""
+        known = {option.name: option for option in OPTIONS if option.setting}
+        read: dict[str, object] = {}
+        for name, given in settings.items():
+            at = f"-C {printable(name)}"
+            if name not in known:
+                near = nearest(name, known)
+                elsewhere = any(option.name == name for option in OPTIONS)
+                advice = "stands in pyproject.toml only" if elsewhere else f"no such setting{_or(near)}"
+                self.faults.append(f"{at}: {advice}")
+                continue
+            kind = known[name].setting
+            if isinstance(given, bool):
+                read[name] = given
+                continue
+            texts = [given] if isinstance(given, str) else given
+            if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+                _fault(self.faults, at, texts, "text")
+            elif kind == "words":
+                if words := [word for text in texts for word in tokens(text)]:
+                    read[name] = words
+            elif len(different := list(dict.fromkeys(text.strip() for text in texts))) > 1:
+                self.faults.append(f"{at}: given {len(texts)} times with different values: {shown(different)}")
+            elif different and different[0]:
+                read[name] = _from_text(different[0], kind)
+            elif kind == "flag":
+                self.warnings.append(f"{at} has no value and counts as unset; write {name}=true")
+        return read
+
+    def value(self, option: Option) -> Any:
+        """The checked value of an option that no variable sets."""
+        name = option.name
+        places: list[tuple[str, str, object]] = []
+        if name in self.settings:
+            places.append((f"-C {name}", f"-C {name}", self.settings[name]))
+        if option.in_pyproject and _says_something(self.table.get(name)):
+            places.append(("pyproject.toml", f"tool.rocmbuild.{name}", self.table[name]))
+        if not places:
+            self.sources[name] = "default"
+            return option.default
+        self.sources[name], at, value = places[0]
+        if len(places) > 1 and places[1][2] != value:
+            self.overridden(places[1][1], places[1][2], self.sources[name])
+        before = len(self.faults)
+        checked = option.check(value, at, self.faults)
+        if len(self.faults) > before:
+            self.refused.add(name)
+            return option.default
+        return checked
+
+    def overridden(self, at: str, value: object, winner: str) -> None:
+        self.warnings.append(f"{at} = {shown(value)} is overridden by {winner}")
+
+
+def _find_targets(reader: _Reader, environ: Mapping[str, str], values: Mapping[str, Any]) -> TargetSet | None:
+    """The targets by their own precedence; the values that lose are named in a warning and not looked at."""
+    arch_env = values["arch-env"]
+    places: list[tuple[str, str, object]] = []
+    if "targets" in reader.settings:
+        places.append(("-C targets", "-C targets", reader.settings["targets"]))
+    if "arch-env" not in reader.refused and tokens(environ.get(arch_env, "")):
+        places.append((arch_env, arch_env, environ[arch_env]))
+    if _says_something(reader.table.get("targets")):
+        places.append(("pyproject.toml", "tool.rocmbuild.targets", reader.table["targets"]))
+    # only device code for AMD has targets, so that a preset variable stops no other build
+    if "rocm" in values["platforms"] and tokens(environ.get(TORCH_ARCH_ENV, "")):
+        places.append((TORCH_ARCH_ENV, TORCH_ARCH_ENV, environ[TORCH_ARCH_ENV]))
+    if arch_env != ARCH_ENV and tokens(environ.get(ARCH_ENV, "")):
+        reader.warnings.append(f"{ARCH_ENV} is set, but this project reads {arch_env}")
+    if not places:
+        reader.sources["targets"] = "default"
+        return None
+
+    source, at, value = places[0]
+    reader.sources["targets"] = source
+    for _, other_at, other in places[1:]:
+        if not _same_words(value, other):
+            reader.overridden(other_at, other, source)
+    before = len(reader.faults)
+    text = _targets(value, at, reader.faults)
+    if len(reader.faults) > before:
+        return None
+    scan = scan_targets(text, allow_native=values["allow-native"])
+    if scan.faults:
+        reader.faults += [f"{at}: {fault}" for fault in scan.faults]
+        reader.hint = (
+            f"set {arch_env}, which goes before {TORCH_ARCH_ENV}, to the targets that the wheel is for"
+            if source == TORCH_ARCH_ENV
+            else "`rocmbuild targets` lists every name that can be written"
+        )
+        return None
+    return TargetSet(names=scan.names, source=source)
+
+
+def _build_dir(place: Path, given: str | None, reader: _Reader) -> Path:
+    """The build folder, absolute. Nothing is built in the project's own folder or in one around it."""
+    if given is None:
+        return default_build_dir(place)
+    path = Path(os.path.realpath(place / given))
+    if path == place or path in place.parents:
+        at = "-C build-dir" if reader.sources["build-dir"] == "-C build-dir" else "tool.rocmbuild.build-dir"
+        _fault(reader.faults, at, given, "a folder that does not hold the project itself")
+    return path
+
+
+_FLAG_TEXTS = {
+    **dict.fromkeys(("true", "1", "yes", "on"), True),
+    **dict.fromkeys(("false", "0", "no", "off"), False),
+}
+
+
+def _from_text(text: str, kind: str) -> object:
+    """What TOML would give for the text of a setting; text that says no such thing stays, for the check to refuse."""
+    if kind == "flag":
+        return _FLAG_TEXTS.get(text.lower(), text)
+    if kind == "count" and re.fullmatch(r"[0-9]{1,9}", text):
+        return int(text)
+    return text
+
+
+def _says_something(value: object) -> bool:
+    """Whether a value of pyproject.toml is set: not absent, and a text or a list with at least one word."""
+    if isinstance(value, str):
+        return bool(tokens(value))
+    if isinstance(value, list):
+        return any(_says_something(item) for item in value)
+    return value is not None
+
+
+def _same_words(one: object, other: object) -> bool:
+    """Whether two values of targets are the same words; their meaning is not looked at."""
+
+    def words(value: object) -> object:
+        parts = value if isinstance(value, list) else [value]
+        return [word.lower() for part in parts for word in tokens(str(part))]
+
+    return words(one) == words(other)
+
+
+def _unknown_keys(table: Mapping[str, object], options: Sequence[Option], at: str, faults: list[str]) -> None:
+    names = [option.name for option in options if option.in_pyproject]
+    for key in table:
+        if key in names:
+            continue
+        if any(option.name == key for option in options):
+            faults.append(f"{at}.{_key(key)}: is given as `-C {key}=...` only")
+        else:
+            faults.append(f"{at}.{_key(key)}: no such key{_or(nearest(key, names))}")
+
+
+def _or(near: Sequence[str]) -> str:
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def _key(name: str) -> str:
+    """A key as TOML writes it."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{printable(name)}"'
+
+
+def _field(option: Option) -> str:
+    return option.name.replace("-", "_")
