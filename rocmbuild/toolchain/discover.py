@@ -65,7 +65,7 @@ def find_toolchain(*, spec: str | None, environ: Mapping[str, str]) -> Toolchain
         refused.append(candidate)
         if candidate.binding:
             raise EnvironmentFailure(
-                f"the toolchain named by {candidate.describe()}",
+                f"the toolchain that was asked for cannot be used: {candidate.describe()}",
                 hint=f"point it at a whole ROCm, or take it away and run `{_NEXT_STEP}`",
             )
     wanted = f" that fits {spec!r}" if spec else ""

@@ -11,7 +11,7 @@ from typing import Any
 
 from rocmbuild.errors import EnvironmentFailure
 
-__all__ = ["Dynamic", "read_dynamic", "runpath_to_rpath", "shorten_soname"]
+__all__ = ["Dynamic", "newest_defined", "read_dynamic", "runpath_to_rpath", "shorten_soname"]
 
 _DT_RPATH = 15
 _ENTRY = 16  # bytes of one dynamic entry in a 64-bit file: tag, value
@@ -65,6 +65,20 @@ def _needed_versions(elf: Any) -> Iterator[str]:
         for _, names in section.iter_versions():
             for name in names:
                 yield name.name
+
+
+def newest_defined(path: Path, family: str) -> tuple[int, ...]:
+    """The highest version of a family that a library offers, as GLIBCXX of libstdc++; () when none."""
+    from elftools.elf.elffile import ELFFile  # cold start: installs alone
+
+    found = []
+    with path.open("rb") as file:
+        section: Any = ELFFile(file).get_section_by_name(".gnu.version_d")
+        for _, names in section.iter_versions() if section is not None else ():
+            match = re.fullmatch(rf"{family}_(\d+(?:\.\d+)*)", next(iter(names)).name)
+            if match:
+                found.append(tuple(map(int, match.group(1).split("."))))
+    return max(found, default=())
 
 
 def runpath_to_rpath(path: Path) -> None:

@@ -24,7 +24,16 @@ from rocmbuild.toolchain.model import Toolchain
 from rocmbuild.toolchain.packages import SYSTEM_LIBRARIES, Unpacked
 from rocmbuild.toolchain.store import Entry, entries, locked, publish, remove, system_errors, work
 
-__all__ = ["NEWER_SUITES", "Choice", "choose_set", "install_debian", "open_archive", "remove_toolchain"]
+__all__ = [
+    "NEWER_SUITES",
+    "Choice",
+    "Steps",
+    "choose_set",
+    "install_debian",
+    "listed_packages",
+    "open_archive",
+    "remove_toolchain",
+]
 
 NEWER_SUITES = ("experimental", "sid")
 """Where HIP is taken from, unless a suite is named."""
@@ -107,7 +116,7 @@ def install_debian(suite: str | None = None, *, force: bool = False, quiet: bool
         if present is not None:
             return present
         with work(store) as folder, Progress("toolchain", enabled=not quiet) as progress:
-            steps = _Steps(progress)
+            steps = Steps(progress)
             entry = _build(store, folder, request, steps)
     return managed_toolchain(entry)
 
@@ -117,7 +126,7 @@ def remove_toolchain(name: str) -> None:
     remove(toolchains_dir(), name)
 
 
-class _Steps:
+class Steps:
     """Counts what is reported, for the progress line."""
 
     def __init__(self, progress: Progress) -> None:
@@ -171,7 +180,7 @@ def _build(store: Path, folder: Path, request: Mapping[str, str | None], report:
         "hip_version": found.hip_version,
         "clang_version": found.clang_version,
         "rocm_release": release,
-        "packages": _listed(unpacked),
+        "packages": listed_packages(unpacked),
         "paths": _paths(found, tree),
     }
     name = f"debian-{release}-llvm{choice.llvm}"
@@ -181,7 +190,7 @@ def _build(store: Path, folder: Path, request: Mapping[str, str | None], report:
     return publish(store, tree, name=name, kind="toolchain", facts=facts)
 
 
-def _listed(unpacked: Unpacked) -> list[dict[str, str]]:
+def listed_packages(unpacked: Unpacked) -> list[dict[str, str]]:
     """What was taken, for the manifest and for installing the same elsewhere."""
     from rocmbuild.toolchain.store import sha256_of
 

@@ -43,6 +43,7 @@ class Unpacked:
         self._archives = folder / "archives"
         self._report = report
         self._owner: dict[str, str] = {}
+        self._files: dict[str, tuple[Path, ...]] = {}
         self.root.mkdir(parents=True, exist_ok=True)
 
     def add(self, wanted: Sequence[Available]) -> None:
@@ -52,16 +53,17 @@ class Unpacked:
             return
         self._report(f"downloading {', '.join(package.name for package in new)}")
         for package in self._apt.download(new, self._archives):
-            self._report(f"unpacking {package.name} {package.version}")
-            before = set(self._libraries())
-            run(
-                ["dpkg-deb", "-x", package.file, self.root],
-                what=f"unpacking {package.file.name}",
-                error=EnvironmentFailure,
-            )
+            what = f"unpacking {package.name} {package.version}"
+            self._report(what)
+            done = run(["dpkg-deb", "-X", package.file, self.root], what=what, error=EnvironmentFailure)
+            files = [self.root / line for line in done.stdout.splitlines() if line and not line.endswith("/")]
             self.packages[package.name] = package
-            for name in set(self._libraries()) - before:
-                self._owner[name] = package.name
+            self._files[package.name] = tuple(files)
+            self._owner.update(dict.fromkeys((path.name for path in files if ".so" in path.name), package.name))
+
+    def files_of(self, name: str) -> tuple[Path, ...]:
+        """What a package holds, folders aside."""
+        return self._files[name]
 
     def library(self, soname: str) -> Path | None:
         """The unpacked file of that name, links followed."""
@@ -124,10 +126,6 @@ class Unpacked:
                     wanted[chosen.name] = chosen
         self.add(list(wanted.values()))
         return bool(wanted)
-
-    def _libraries(self) -> list[str]:
-        folders = (self.root / folder for folder in _LIBRARY_FOLDERS)
-        return [path.name for folder in folders if folder.is_dir() for path in folder.glob("*.so*")]
 
     def copyrights(self, destination: Path) -> None:
         """The licences of what was unpacked."""
