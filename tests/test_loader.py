@@ -40,6 +40,10 @@ __attribute__((constructor)) static void start(void) { __hipRegisterFatBinary(0)
 int identity(void) { return hipIdentity(); }
 int registered(void) { return hipRegistered(); }
 """
+SLOW = """
+#include <unistd.h>
+__attribute__((constructor)) static void start(void) { usleep(300000); }
+"""
 PRELUDE = """
 import ctypes, json, os, sys, warnings
 from pathlib import Path
@@ -63,13 +67,15 @@ def compile_library(path: Path, source: str, *flags: str) -> Path:
 
 @pytest.fixture(scope="session")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled once: versioned/ and plain/ (the runtime under each kind of name), rocm.so, future.so, host.so."""
+    """Compiled once: the runtime as versioned/, plain/ and third/ name it; rocm.so, future.so, host.so, slow.so."""
     root = tmp_path_factory.mktemp("loader parts")
     compile_library(root / "versioned/libamdhip64.so.7", RUNTIME, "-DID=7", "-Wl,-soname,libamdhip64.so.7")
     compile_library(root / "plain/libamdhip64.so", RUNTIME, "-DID=1", "-Wl,-soname,libamdhip64.so")
+    compile_library(root / "third/libamdhip64.so.6", RUNTIME, "-DID=6", "-Wl,-soname,libamdhip64.so.6")
     compile_library(root / "rocm.so", DEVICE)
     compile_library(root / "future.so", DEVICE, "-DMISSING")
     compile_library(root / "host.so", "int identity(void) { return 0; }")
+    compile_library(root / "slow.so", SLOW)
     return root
 
 
@@ -336,11 +342,49 @@ print(json.dumps([paths, ctypes.CDLL({os.fspath(parts / "rocm.so")!r}).identity(
     assert site.python(LOAD + script) == [[runtime, runtime], 7]
 
 
+def test_without_torch_the_copy_in_front_is_the_one(site: Site, parts: Path) -> None:
+    """What a library loaded next calls anyway; the order of loading does not decide it."""
+    script = f"""
+ctypes.CDLL({os.fspath(parts / "versioned/libamdhip64.so.7")!r})
+ctypes.CDLL({os.fspath(parts / "plain/libamdhip64.so")!r}, mode=os.RTLD_GLOBAL)
+ctypes.CDLL({os.fspath(parts / "third/libamdhip64.so.6")!r})
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    path = loader.bind_hip_runtime()
+rocm = ctypes.CDLL({os.fspath(parts / "rocm.so")!r})
+print(json.dumps([path, rocm.identity(), [str(w.message) for w in caught]]))
+"""
+    path, identity, warned = site.python(LOAD + script)
+    assert (path, identity) == (str(parts / "plain/libamdhip64.so"), 1)
+    assert len(warned) == 1
+    assert warned[0].startswith("3 copies of the HIP runtime are loaded")
+    assert "the one in front" in warned[0]
+
+
+def test_an_upgrade_loaded_beside_the_old_copy_is_a_second_copy(site: Site, parts: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "upgraded"
+    folder.mkdir()
+    shutil.copy(parts / "plain/libamdhip64.so", folder / "libamdhip64.so.7.2")
+    (folder / "libamdhip64.so.7").symlink_to("libamdhip64.so.7.2")
+    (folder / "libamdhip64.so").symlink_to("libamdhip64.so.7.2")
+    script = f"""
+folder = Path({os.fspath(folder)!r})
+ctypes.CDLL(str(folder / "libamdhip64.so"))
+(folder / "libamdhip64.so.7.2").unlink()
+(folder / "libamdhip64.so.7.2").write_bytes(Path({os.fspath(parts / "third/libamdhip64.so.6")!r}).read_bytes())
+ctypes.CDLL(str(folder / "libamdhip64.so.7"))
+warnings.simplefilter("ignore")
+print(json.dumps(list(loader.load("demo").hints)))
+"""
+    assert "2 copies" in site.add(rocm="rocm.so").python(LOAD + script)[0]
+
+
 MAPS = """\
 55d0c0000000-55d0c0001000 r--p 00000000 fe:00 11 /usr/bin/python3.11
 7f0000000000-7f0000100000 r--p 00000000 fe:00 42                         /opt/with two  spaces/libamdhip64.so.7.2.0
 7f0000100000-7f0000200000 r-xp 00100000 fe:00 42                         /opt/with two  spaces/libamdhip64.so.7.2.0
 7f0000300000-7f0000400000 r--p 00000000 fe:00 43                         /opt/new\\012line/libamdhip64.so (deleted)
+7f0000410000-7f0000420000 r--p 00000000 fe:00 44                         /opt/v\x0bt\u2028ls/libamdhip64.so
 7f0000500000-7f0000600000 rw-p 00000000 00:00 0
 7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0                          [stack]
 """
@@ -353,6 +397,7 @@ def test_reading_the_map_of_the_process() -> None:
         ("/opt/with two  spaces/libamdhip64.so.7.2.0", False),
         ("/opt/with two  spaces/libamdhip64.so.7.2.0", False),
         ("/opt/new\nline/libamdhip64.so", True),
+        ("/opt/v\x0bt\u2028ls/libamdhip64.so", False),
     ]
     assert files[1].address == 0x7F0000000000
     assert files[1].identity == files[2].identity != files[3].identity
@@ -388,8 +433,9 @@ def test_libraries_lie_beside_the_loader_where_an_installer_linked_it(site: Site
 # --- Once, from any thread --------------------------------------------------------------------------------------------
 
 
-def test_many_threads_get_one_report_and_the_library_starts_once(site: Site, parts: Path) -> None:
-    site.add(host="host.so", rocm="rocm.so").torch("hip", parts / "plain/libamdhip64.so")
+def test_many_threads_load_once(site: Site, parts: Path) -> None:
+    """The slow start of the host library holds the first thread while the others come."""
+    site.add(host="slow.so", rocm="rocm.so").torch("hip", parts / "plain/libamdhip64.so")
     script = """
 import threading
 gate, reports = threading.Barrier(8), []
@@ -397,13 +443,24 @@ def work():
     gate.wait()
     reports.append(loader.load("demo"))
 threads = [threading.Thread(target=work) for _ in range(8)]
-for t in threads: t.start()
-for t in threads: t.join()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for t in threads: t.start()
+    for t in threads: t.join()
 registered = ctypes.CDLL(reports[0].loaded["rocm"]).registered()
-show(reports[0], same=len({id(r) for r in reports}), count=len(reports), registered=registered)
+show(reports[0], same=len({id(r) for r in reports}), count=len(reports), registered=registered, warned=len(caught))
 """
-    got = site.python(LOAD + script)
-    assert (got["count"], got["same"], got["registered"]) == (8, 1, 1)
+    got = site.python(LOAD + script, env={"HSA_OVERRIDE_GFX_VERSION": "11.0.0"})
+    assert (got["count"], got["same"], got["registered"], got["warned"]) == (8, 1, 1, 1)
+
+
+def test_libraries_keep_their_symbols_to_themselves(site: Site, parts: Path) -> None:
+    """Two platforms' libraries have the same functions, and so may another package's."""
+    site.add(host="host.so", rocm="rocm.so").torch("hip", parts / "plain/libamdhip64.so")
+    script = (
+        "loader.load('demo'); print(json.dumps([hasattr(ctypes.CDLL(None), n) for n in ('identity', 'hipIdentity')]))"
+    )
+    assert site.python(LOAD + script) == [False, True]
 
 
 def test_a_report_cannot_be_changed(site: Site) -> None:
@@ -508,6 +565,7 @@ def real_torch() -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
+@pytest.mark.slow
 def test_an_operator_of_the_host_library_under_the_real_torch(tmp_path: Path, parts: Path, real_torch: Path) -> None:
     compiler = shutil.which("g++") or require("a C++ compiler")
     site = Site(tmp_path / "site", parts).add(rocm="rocm.so")
