@@ -1,0 +1,390 @@
+"""What is in a binary: the device code for each target, and what the host side wants from others.
+
+Takes wheels, shared objects, object files, archives, bare code objects (.co, .hsaco) and loose bundles.
+Reads are bounded: at most one bundle (when compressed) and one code object are in memory at a time.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from rocmbuild.audit.bundle import Bundle, is_bundle, walk
+from rocmbuild.audit.codeobject import CodeObject, is_bitcode, read_code_object
+from rocmbuild.audit.codeobject import findings as code_findings
+from rocmbuild.audit.demangle import demangle as demangled_names
+from rocmbuild.audit.elf import DT_SONAME, EM_AMDGPU, MAGIC, Elf, is_elf64, read_elf
+from rocmbuild.audit.finding import Finding
+from rocmbuild.audit.source import Data, open_file
+from rocmbuild.errors import InputError
+
+__all__ = ["EVIDENCE", "BinaryReport", "BundleInfo", "HostSide", "Library", "inspect"]
+
+EVIDENCE = "rocmbuild.json"
+_FATBIN = ".hip_fatbin"
+_RDC_SECTION = "__CLANG_OFFLOAD_BUNDLE__"
+_ARCHIVE, _THIN, _ZIP = b"!<arch>\n", b"!<thin>\n", b"PK\x03\x04"
+_SMALL = 1 << 21  # a wheel's members are read in pieces of 2 MiB
+_MAX_EVIDENCE = 1 << 26
+_TORCH_CXX = re.compile(r"_Z(?:GV|GR|T[VISTCW])?N?[VKrRO]*(?:2at|3c10|5torch|6caffe2)\D")
+_HIP = re.compile(r"(?:__)?hip[A-Z_]|__gpu_|amd_?comgr|hsa_")
+
+Kind = Literal["shared library", "object", "executable", "code object", "bundle"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleInfo:
+    """A bundle that was read: format version (0 plain), compression and sizes in bytes, entry ids as written."""
+
+    offset: int
+    size: int
+    version: int
+    compression: str
+    uncompressed_size: int
+    entries: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSide:
+    """What the host part of an ELF file wants from elsewhere: undefined symbols, sorted.
+
+    torch_stable: C symbols of torch's stable ABI. torch_cxx: C++ symbols of torch, which tie the
+    file to one torch release. python: symbols of the Python C API.
+    """
+
+    machine: int
+    soname: str
+    needed: tuple[str, ...]
+    hip: tuple[str, ...]
+    torch_stable: tuple[str, ...]
+    torch_cxx: tuple[str, ...]
+    python: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The host side with stable keys in a stable order."""
+        return {
+            "soname": self.soname,
+            "needed": list(self.needed),
+            "hip": list(self.hip),
+            "torch_stable": list(self.torch_stable),
+            "torch_cxx": list(self.torch_cxx),
+            "python": list(self.python),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """One file that was looked into. name: its path, inside the wheel or archive where it is in one."""
+
+    name: str
+    kind: Kind
+    size: int
+    bundles: tuple[BundleInfo, ...]
+    code_objects: tuple[CodeObject, ...]
+    host: HostSide | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The targets that it has code for, sorted."""
+        return tuple(sorted({code.target for code in self.code_objects}))
+
+    def to_json(self) -> dict[str, Any]:
+        """The library with stable keys in a stable order."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "size": self.size,
+            "targets": list(self.targets),
+            "bundles": [
+                {
+                    "offset": b.offset,
+                    "size": b.size,
+                    "version": b.version,
+                    "compression": b.compression,
+                    "uncompressed_size": b.uncompressed_size,
+                    "entries": list(b.entries),
+                }
+                for b in self.bundles
+            ],
+            "host": self.host.to_json() if self.host else None,
+            "code_objects": [code.to_json() for code in self.code_objects],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BinaryReport:
+    """A file's content. evidence: a wheel's dist-info/rocmbuild.json, None where there is none."""
+
+    path: str
+    wheel: bool
+    libraries: tuple[Library, ...]
+    evidence: Mapping[str, Any] | None
+
+    @property
+    def device_libraries(self) -> tuple[Library, ...]:
+        """Those with device code."""
+        return tuple(library for library in self.libraries if library.code_objects)
+
+
+def inspect(path: Path, *, demangle: bool = True, demanglers: Sequence[Path] = ()) -> BinaryReport:
+    """Look into a file. InputError where it is none of the known kinds, or is damaged (with file and offset).
+
+    demanglers: programs to make kernel names readable with, tried before c++filt on PATH.
+    """
+    with open_file(path) as data:
+        head = data.read(0, min(24, data.size), "magic")
+        evidence = None
+        wheel = head.startswith(_ZIP)
+        if wheel:
+            libraries, evidence = _wheel(path)
+        else:
+            libraries = tuple(_file(data, str(path), head))
+            if not libraries:
+                what = "empty" if not data.size else f"it begins with {head[:8].hex(' ')}"
+                raise InputError(
+                    f"{path}: nothing to look into ({what}); wanted a wheel, an ELF file, an archive, "
+                    "a code object or an offload bundle"
+                )
+    if demangle:
+        libraries = _readable(libraries, demanglers)
+    return BinaryReport(path=str(path), wheel=wheel, libraries=libraries, evidence=evidence)
+
+
+def _file(data: Data, name: str, head: bytes) -> Iterator[Library]:
+    """The library or libraries in one file; none where its kind is not known."""
+    if head.startswith(MAGIC):
+        if is_elf64(data):
+            yield _elf(data, name)
+    elif is_bundle(head):
+        yield _library(data, name, "bundle", [data], None)
+    elif head.startswith(_ARCHIVE):
+        yield from _archive(data, name)
+    elif head.startswith(_THIN):
+        raise data.error(0, "a thin archive holds no object files itself; give the files it names")
+    elif is_bitcode(head):
+        raise data.error(0, "LLVM bitcode, not linked into a code object yet: nothing to measure")
+
+
+def _elf(data: Data, name: str) -> Library:
+    elf = read_elf(data)
+    if elf.machine == EM_AMDGPU:
+        code = read_code_object(data, where=name)
+        return Library(
+            name=name,
+            kind="code object",
+            size=data.size,
+            bundles=(),
+            code_objects=(code,),
+            host=None,
+            findings=tuple(code_findings(code)),
+        )
+    kind: Kind = "object" if elf.type == 1 else "shared library" if elf.type == 3 else "executable"
+    host = _host_side(elf)
+    areas = [elf.contents(s) for s in elf.sections if s.name == _FATBIN]
+    library = _library(data, name, kind, areas, host)
+    extra, codes = [], []
+    for section in elf.sections:
+        if section.name.startswith(_RDC_SECTION) and "-gfx" in section.name:
+            part = elf.contents(section)
+            bundle_id = section.name.removeprefix(_RDC_SECTION)
+            code = read_code_object(part, bundle_id=bundle_id, where=f"{name}({bundle_id})")
+            codes.append(code)
+            extra += code_findings(code)
+    if elf.section(".llvm.offloading"):
+        extra.append(
+            _finding("error", "not-linked", "section .llvm.offloading: its device code is not linked yet", name)
+        )
+    missing = [symbol for symbol in host.hip if symbol.startswith("__hip_fatbin")]
+    if missing and kind != "object":
+        message = f"will not load: undefined fat binary {missing[0]} (-fgpu-rdc objects linked without --hip-link)"
+        extra.append(_finding("error", "rdc-not-linked", message, name))
+    return replace(library, code_objects=(*library.code_objects, *codes), findings=(*library.findings, *extra))
+
+
+def _finding(severity: Literal["error", "warning"], rule: str, message: str, where: str) -> Finding:
+    return Finding(severity=severity, rule=rule, message=message, where=where)
+
+
+def _library(data: Data, name: str, kind: Kind, areas: Sequence[Data], host: HostSide | None) -> Library:
+    """The device code of some fat binaries, one bundle at a time."""
+    bundles: list[BundleInfo] = []
+    codes: list[CodeObject] = []
+    found: list[Finding] = []
+    for area in areas:
+        for bundle in walk(area):
+            bundles.append(_info(bundle))
+            if bundle.digest_ok is False:
+                message = f"the bundle at 0x{bundle.offset:x} has not the content that its digest names"
+                found.append(_finding("error", "digest-mismatch", message, name))
+            for entry in bundle.entries:
+                if entry.kind == "host" or not entry.size:
+                    continue
+                if not entry.target.startswith("gfx"):
+                    message = f"bundle entry {entry.id} is not code for an AMD processor: not looked into"
+                    found.append(_finding("warning", "entry-unknown", message, name))
+                    continue
+                where = f"{name}({entry.target})"
+                code = read_code_object(entry.data, bundle_id=entry.id, where=where)
+                codes.append(code)
+                found += code_findings(code)
+    return Library(
+        name=name,
+        kind=kind,
+        size=data.size,
+        bundles=tuple(bundles),
+        code_objects=tuple(codes),
+        host=host,
+        findings=tuple(found),
+    )
+
+
+def _info(bundle: Bundle) -> BundleInfo:
+    return BundleInfo(
+        offset=bundle.offset,
+        size=bundle.size,
+        version=bundle.version,
+        compression=bundle.compression,
+        uncompressed_size=bundle.uncompressed_size,
+        entries=tuple(entry.id for entry in bundle.entries),
+    )
+
+
+def _host_side(elf: Elf) -> HostSide:
+    needed, soname = [], ""
+    for tag, value in elf.dynamic():
+        if tag == DT_SONAME:
+            soname = value
+        else:
+            needed.append(value)
+    table = ".dynsym" if elf.section(".dynsym") else ".symtab"
+    undefined = {symbol.name for symbol in elf.symbols(table) if symbol.section == 0 and symbol.name}
+    stable = {name for name in undefined if name.startswith(("aoti_torch_", "torch_"))}
+    return HostSide(
+        machine=elf.machine,
+        soname=soname,
+        needed=tuple(needed),
+        hip=tuple(sorted(name for name in undefined if _HIP.match(name))),
+        torch_stable=tuple(sorted(stable)),
+        torch_cxx=tuple(sorted(name for name in undefined if _TORCH_CXX.match(name))),
+        python=tuple(sorted(name for name in undefined if name.startswith(("Py", "_Py")))),
+    )
+
+
+def _archive(data: Data, name: str) -> Iterator[Library]:
+    """The ELF members and bundles of a System V archive (GNU and BSD long names)."""
+    offset, names = len(_ARCHIVE), b""
+    while offset < data.size:
+        header = data.read(offset, 60, "archive member header")
+        if header[58:] != b"`\n":
+            raise data.error(offset, f"no archive member begins here: it ends in {header[58:]!r}, wanted '`\\n'")
+        digits = header[48:58].strip()
+        if not digits.isdigit():
+            raise data.error(offset + 48, f"an archive member's size is {digits!r}, wanted a number")
+        size = int(digits)
+        member = data.window(offset + 60, size, "archive member")
+        label = header[:16].rstrip()
+        offset += 60 + size + (size & 1)
+        if label == b"//":
+            names = member.read(0, size, "archive names")
+            continue
+        if label in (b"/", b"/SYM64/") or label.startswith(b"__.SYMDEF"):
+            continue
+        if label.startswith(b"#1/") and label[3:].isdigit():
+            length = int(label[3:])
+            label = member.read(0, length, "archive member name").rstrip(b"\0")
+            member = member.window(length, size - length, "archive member")
+        elif label.startswith(b"/") and label[1:].isdigit():
+            label = names[int(label[1:]) :].split(b"\n", 1)[0]
+        text = label.removesuffix(b"/").decode("utf-8", "backslashreplace")
+        yield from _file(member, f"{name}({text})", member.read(0, min(24, member.size), "magic"))
+
+
+def _wheel(path: Path) -> tuple[tuple[Library, ...], Mapping[str, Any] | None]:
+    """The members of a wheel that are binaries, and its evidence; other members are not unpacked."""
+    libraries: list[Library] = []
+    evidence: Mapping[str, Any] | None = None
+    try:
+        with zipfile.ZipFile(path) as wheel:
+            for info in wheel.infolist():
+                name = info.filename
+                if info.is_dir() or stat.S_ISLNK(info.external_attr >> 16):
+                    continue
+                if name.count("/") == 1 and name.endswith(f".dist-info/{EVIDENCE}"):
+                    evidence = _evidence(wheel, info, path)
+                    continue
+                with wheel.open(info) as stream:
+                    head = stream.read(24)
+                    if not (head.startswith((MAGIC, _ARCHIVE)) or is_bundle(head)):
+                        continue
+                    libraries += _file(_member(stream, info, head, path), name, head)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error) as err:
+        raise InputError(f"{path}: not a sound zip archive ({type(err).__name__}: {err})") from None
+    return tuple(libraries), evidence
+
+
+def _member(stream: IO[bytes], info: zipfile.ZipInfo, head: bytes, path: Path) -> Data:
+    """A member as Data, nothing of it on disk. It is read to its end once, so its length and CRC are checked.
+
+    Of a large one the first and last bytes are kept: ELF headers, dynamic symbols and section names lie
+    there, so that a file without device code is inflated once, and one with it twice.
+    """
+    label = f"{path}({info.filename})"
+    first = head + stream.read(min(info.file_size, _SMALL))
+    last, size = b"", len(first)
+    while chunk := stream.read(_SMALL):
+        last = (last + chunk)[-_SMALL:]
+        size += len(chunk)
+    if size != info.file_size:
+        raise InputError(f"{label}: {size} bytes, the archive promises {info.file_size}")
+
+    def read(offset: int, count: int) -> bytes:
+        if offset + count <= len(first):
+            return first[offset : offset + count]
+        if offset >= size - len(last):
+            return last[offset - size + len(last) :][:count]
+        stream.seek(offset)
+        part = io.BytesIO()
+        while count > 0 and (chunk := stream.read(min(count, _SMALL))):
+            part.write(chunk)
+            count -= len(chunk)
+        return part.getvalue()
+
+    return Data(label, size, read)
+
+
+def _evidence(wheel: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Mapping[str, Any]:
+    label = f"{path}({info.filename})"
+    if info.file_size > _MAX_EVIDENCE:
+        raise InputError(f"{label}: {info.file_size} bytes are too many for evidence")
+    try:
+        value = json.loads(wheel.read(info))
+    except (ValueError, RecursionError) as err:
+        raise InputError(f"{label}: not JSON ({err})") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{label}: found {type(value).__name__}, wanted a JSON object")
+    return value
+
+
+def _readable(libraries: tuple[Library, ...], tools: Sequence[Path]) -> tuple[Library, ...]:
+    """The same with demangled kernel names."""
+    names = demangled_names(
+        (kernel.name for library in libraries for code in library.code_objects for kernel in code.kernels), tools=tools
+    )
+    if not names:
+        return libraries
+
+    def code_object(code: CodeObject) -> CodeObject:
+        kernels = tuple(replace(k, demangled=names.get(k.name, k.name)) for k in code.kernels)
+        return replace(code, kernels=kernels)
+
+    return tuple(replace(lib, code_objects=tuple(map(code_object, lib.code_objects))) for lib in libraries)

@@ -1,0 +1,330 @@
+"""AMDGPU code objects: what a processor they are for, and what each kernel costs.
+
+Sources: LLVM's AMDGPUUsage (ELF header flags of code object V3 to V6, the AMDGPU metadata note, the
+kernel descriptor) and llvm/BinaryFormat/ELF.h for the processor numbers; the tests compare the
+table with llvm-readelf's own.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rocmbuild.audit.elf import EM_AMDGPU, Elf, read_elf
+from rocmbuild.audit.finding import Finding
+from rocmbuild.audit.source import Data, from_bytes
+
+__all__ = [
+    "PROCESSORS",
+    "CodeObject",
+    "Kernel",
+    "default_wave",
+    "findings",
+    "is_bitcode",
+    "read_code_object",
+    "target_of_triple",
+]
+
+NT_AMDGPU_METADATA = 32
+_KERNEL_WAVE32 = 1 << 10  # ENABLE_WAVEFRONT_SIZE32 in a kernel descriptor's kernel_code_properties
+_BITCODE = (b"BC\xc0\xde", b"\xde\xc0\x17\x0b")
+
+_MACH = """
+20 gfx600   21 gfx601   22 gfx700   23 gfx701   24 gfx702   25 gfx703   26 gfx704   28 gfx801   29 gfx802   2a gfx803
+2b gfx810   2c gfx900   2d gfx902   2e gfx904   2f gfx906   30 gfx908   31 gfx909   32 gfx90c   33 gfx1010  34 gfx1011
+35 gfx1012  36 gfx1030  37 gfx1031  38 gfx1032  39 gfx1033  3a gfx602   3b gfx705   3c gfx805   3d gfx1035  3e gfx1034
+3f gfx90a   40 gfx940   41 gfx1100  42 gfx1013  43 gfx1150  44 gfx1103  45 gfx1036  46 gfx1101  47 gfx1102  48 gfx1200
+49 gfx1250  4a gfx1151  4b gfx941   4c gfx942   4e gfx1201  4f gfx950   50 gfx1310  51 gfx9-generic
+52 gfx10-1-generic      53 gfx10-3-generic      54 gfx11-generic        55 gfx1152  57 gfx1154  58 gfx1153
+59 gfx12-generic        5a gfx1251  5b gfx12-5-generic      5c gfx1172  5d gfx1170  5e gfx1171  5f gfx9-4-generic
+62 gfx11-7-generic      63 gfx13-generic
+"""
+PROCESSORS: Mapping[int, str] = {int(number, 16): name for number, name in re.findall(r"([0-9a-f]{2}) (gfx\S+)", _MACH)}
+"""EF_AMDGPU_MACH -> processor. LLVM 16 to 19 had gfx940 and gfx941; the newest few are in LLVM's main branch."""
+
+Feature = Literal["", "any", "off", "on"]
+_FEATURE: tuple[Feature, ...] = ("", "any", "off", "on")
+_SIGN = {"": "", "any": "", "off": "-", "on": "+"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A kernel of a code object, from its metadata; counts of registers and bytes, None where the note is silent.
+
+    wave: lanes per wave according to the note. descriptor_wave: the same according to the kernel
+    descriptor, which is what the hardware goes by; None where the descriptor could not be found.
+    lds: static group segment, scratch: private segment per lane (both bytes). max_workgroup: lanes.
+    demangled: equal to name until names are demangled.
+    """
+
+    name: str
+    symbol: str
+    demangled: str
+    wave: int
+    descriptor_wave: int | None
+    vgpr: int
+    sgpr: int
+    agpr: int | None
+    vgpr_spill: int | None
+    sgpr_spill: int | None
+    lds: int
+    scratch: int
+    dynamic_stack: bool
+    max_workgroup: int | None
+    arguments: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The kernel with stable keys in a stable order."""
+        return {
+            "name": self.name,
+            "demangled": self.demangled,
+            "wave": self.wave,
+            "vgpr": self.vgpr,
+            "sgpr": self.sgpr,
+            "agpr": self.agpr,
+            "vgpr_spill": self.vgpr_spill,
+            "sgpr_spill": self.sgpr_spill,
+            "lds": self.lds,
+            "scratch": self.scratch,
+            "dynamic_stack": self.dynamic_stack,
+            "max_workgroup": self.max_workgroup,
+            "arguments": self.arguments,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeObject:
+    """A code object: device code for one target.
+
+    target: the processor with the features that are fixed ("gfx90a:sramecc+:xnack-"), from the ELF flags.
+    note_target and bundle_target: the same according to the metadata note and to the bundle entry around
+    it, "" where there is none. format "bitcode": not linked yet; such a one has a target from its bundle
+    only and no kernels. version: code object version (3 to 6), 0 for bitcode.
+    """
+
+    where: str
+    format: Literal["elf", "bitcode"]
+    target: str
+    processor: str
+    sramecc: Feature
+    xnack: Feature
+    generic_version: int
+    version: int
+    note_target: str
+    bundle_target: str
+    size: int
+    kernels: tuple[Kernel, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The code object with stable keys in a stable order."""
+        return {
+            "target": self.target,
+            "format": self.format,
+            "version": self.version,
+            "generic_version": self.generic_version,
+            "size": self.size,
+            "kernels": [kernel.to_json() for kernel in self.kernels],
+        }
+
+
+def default_wave(processor: str) -> int:
+    """The wave width that a processor has when no flag chooses: 64 up to gfx9 (where there is no other), else 32."""
+    name = processor.partition(":")[0]
+    major = name[3:].split("-")[0]
+    return 64 if name.startswith("gfx9-") or (len(major) == 3 and major[0] in "6789") else 32
+
+
+def target_of_triple(text: str) -> str:
+    """The target in "amdgcn-amd-amdhsa--gfx90a:xnack+", features in alphabetical order; "" where there is none."""
+    at = text.find("-gfx")
+    if at < 0:
+        return ""
+    name, *features = text[at + 1 :].split(":")
+    return ":".join([name, *sorted(features)])
+
+
+def is_bitcode(head: bytes) -> bool:
+    """Whether bytes begin LLVM bitcode, which an `-fgpu-rdc` object carries until the device link."""
+    return head.startswith(_BITCODE)
+
+
+def read_code_object(data: Data, *, bundle_id: str = "", where: str = "") -> CodeObject:
+    """Read one code object. InputError names file and offset of what is wrong with it.
+
+    The whole object is in memory meanwhile, since parts of it are read in any order.
+    """
+    bundle_target = target_of_triple(bundle_id)
+    if is_bitcode(data.read(0, min(4, data.size), "magic")):
+        return CodeObject(
+            where=where,
+            format="bitcode",
+            target=bundle_target,
+            processor=bundle_target.split(":")[0],
+            sramecc="",
+            xnack="",
+            generic_version=0,
+            version=0,
+            note_target="",
+            bundle_target=bundle_target,
+            size=data.size,
+            kernels=(),
+        )
+    place = data.place()
+    elf = read_elf(from_bytes(place, data.read(0, data.size, "code object")))
+    if elf.machine != EM_AMDGPU:
+        raise data.error(18, f"an ELF file for machine {elf.machine}, not an AMDGPU code object ({EM_AMDGPU})")
+    version = elf.abi_version + 2
+    if not 3 <= version <= 6:
+        raise data.error(8, f"code object version {version} is not supported (3 to 6 are)")
+    sramecc, xnack = _features(elf.flags, version)
+    note_target, rows = _metadata(elf)
+    processor = PROCESSORS.get(elf.flags & 0xFF, "")
+    if not processor:  # newer than this table: the note still says it
+        processor = note_target.split(":")[0] or f"mach-0x{elf.flags & 0xFF:02x}"
+    return CodeObject(
+        where=where,
+        format="elf",
+        target=":".join([processor, *_suffixes(sramecc, xnack)]),
+        processor=processor,
+        sramecc=sramecc,
+        xnack=xnack,
+        generic_version=elf.flags >> 24 if version >= 6 else 0,
+        version=version,
+        note_target=note_target,
+        bundle_target=bundle_target,
+        size=data.size,
+        kernels=_kernels(elf, rows, default_wave(processor) == 64),
+    )
+
+
+def findings(code: CodeObject) -> list[Finding]:
+    """What is wrong with a code object in itself, whatever was asked for."""
+    found = []
+
+    def add(severity: Literal["error", "warning"], rule: str, message: str) -> None:
+        found.append(Finding(severity=severity, rule=rule, message=message, where=code.where))
+
+    if code.format == "bitcode":
+        add("error", "not-linked", f"device code for {code.target} is bitcode: the device link (--hip-link) is missing")
+        return found
+    if code.bundle_target and not _compatible(code.bundle_target, code.target):
+        add("error", "target-mismatch", f"the bundle says {code.bundle_target}, the code object in it {code.target}")
+    if code.note_target and not _compatible(code.note_target, code.target):
+        add("error", "target-mismatch", f"the metadata say {code.note_target}, the ELF flags {code.target}")
+    for kernel in code.kernels:
+        if kernel.descriptor_wave is None:
+            add("error", "descriptor-missing", f"kernel {kernel.name} has metadata but no kernel descriptor")
+        elif kernel.descriptor_wave != kernel.wave:
+            message = f"kernel {kernel.name}: the metadata say wave{kernel.wave}, its descriptor "
+            add("error", "wave-mismatch", f"{message}wave{kernel.descriptor_wave}")
+    return found
+
+
+def _compatible(said: str, target: str) -> bool:
+    """Whether two spellings mean one target; code object V3 flags cannot tell "off" from "not supported"."""
+    name, *features = target.split(":")
+    other, *wanted = said.split(":")
+    return name == other and {f for f in features if f.endswith("+")} == {f for f in wanted if f.endswith("+")}
+
+
+def _features(flags: int, version: int) -> tuple[Feature, Feature]:
+    """(sramecc, xnack) of e_flags."""
+    if version == 3:
+        return ("on" if flags & 0x200 else ""), ("on" if flags & 0x100 else "")
+    return _FEATURE[flags >> 10 & 3], _FEATURE[flags >> 8 & 3]
+
+
+def _suffixes(sramecc: Feature, xnack: Feature) -> list[str]:
+    return [name + _SIGN[value] for name, value in (("sramecc", sramecc), ("xnack", xnack)) if _SIGN[value]]
+
+
+def _metadata(elf: Elf) -> tuple[str, list[Mapping[str, Any]]]:
+    """The target that the metadata notes name and their kernel rows; device LTO leaves several notes."""
+    import msgpack  # for code objects only
+
+    target, rows, seen = "", [], False
+    for owner, kind, description in elf.notes():
+        if owner != b"AMDGPU" or kind != NT_AMDGPU_METADATA:
+            continue
+        seen = True
+        try:
+            tree = msgpack.unpackb(description, raw=False, strict_map_key=False)
+        except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as err:
+            raise elf.data.error(0, f"the AMDGPU metadata note is damaged ({type(err).__name__}: {err})") from None
+        kernels = tree.get("amdhsa.kernels", []) if isinstance(tree, dict) else None
+        if not isinstance(kernels, list) or not all(isinstance(row, dict) for row in kernels):
+            raise elf.data.error(0, "the AMDGPU metadata note has no list of kernels (amdhsa.kernels)")
+        rows += kernels
+        said = tree.get("amdhsa.target", "")
+        target = target or (target_of_triple(said) if isinstance(said, str) else "")
+    if not seen:
+        raise elf.data.error(0, "a code object without an AMDGPU metadata note: its kernels cannot be known")
+    return target, rows
+
+
+def _kernels(elf: Elf, rows: list[Mapping[str, Any]], wave64_only: bool) -> tuple[Kernel, ...]:
+    wanted = {row.get(".symbol") for row in rows if isinstance(row.get(".symbol"), str)}
+    table = ".dynsym" if elf.section(".dynsym") else ".symtab"
+    descriptors = {s.name: s.value for s in elf.symbols(table) if s.section and s.name in wanted}
+    kernels = []
+    for index, row in enumerate(rows):
+
+        def text(key: str, row: Mapping[str, Any] = row, index: int = index) -> str:
+            if not isinstance(row.get(key), str):
+                raise elf.data.error(
+                    0, f"AMDGPU metadata, kernel {index}: {key} is {row.get(key)!r:.40}, wanted a name"
+                )
+            return str(row[key])
+
+        name = text(".name")
+
+        def number(key: str, row: Mapping[str, Any] = row, name: str = name) -> int | None:
+            value = row.get(key)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+                raise elf.data.error(0, f"AMDGPU metadata, kernel {name}: {key} is {value!r:.40}, wanted a count")
+            return value
+
+        def count(key: str, name: str = name) -> int:
+            value = number(key)
+            if value is None:
+                raise elf.data.error(0, f"AMDGPU metadata, kernel {name}: {key} is missing")
+            return value
+
+        symbol = text(".symbol")
+        arguments = row.get(".args", [])
+        kernels.append(
+            Kernel(
+                name=name,
+                symbol=symbol,
+                demangled=name,
+                wave=count(".wavefront_size"),
+                descriptor_wave=_descriptor_wave(elf, descriptors.get(symbol), wave64_only),
+                vgpr=count(".vgpr_count"),
+                sgpr=count(".sgpr_count"),
+                agpr=number(".agpr_count"),
+                vgpr_spill=number(".vgpr_spill_count"),
+                sgpr_spill=number(".sgpr_spill_count"),
+                lds=count(".group_segment_fixed_size"),
+                scratch=count(".private_segment_fixed_size"),
+                dynamic_stack=bool(row.get(".uses_dynamic_stack", False)),
+                max_workgroup=number(".max_flat_workgroup_size"),
+                arguments=sum(not str(a.get(".value_kind", "")).startswith("hidden_") for a in arguments)
+                if isinstance(arguments, list) and all(isinstance(a, dict) for a in arguments)
+                else 0,
+            )
+        )
+    return tuple(kernels)
+
+
+def _descriptor_wave(elf: Elf, address: int | None, wave64_only: bool) -> int | None:
+    """The width in the 64-byte kernel descriptor at an address; None where there is no such address."""
+    if address is None:
+        return None
+    descriptor = elf.at(address, 64, "kernel descriptor")
+    if descriptor is None:
+        return None
+    (properties,) = struct.unpack("<H", descriptor.read(56, 2, "kernel code properties"))
+    return 32 if properties & _KERNEL_WAVE32 and not wave64_only else 64

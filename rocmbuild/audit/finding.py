@@ -1,0 +1,37 @@
+"""What an audit has to say: one finding is one sentence with a rule, a weight and a place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Finding", "Severity", "has_errors"]
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One statement of an audit.
+
+    rule: a short stable name ("target-extra"). where: the command, file, library or kernel it is about.
+    """
+
+    severity: Severity
+    rule: str
+    message: str
+    where: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """The finding with stable keys in a stable order."""
+        return {"severity": self.severity, "rule": self.rule, "where": self.where, "message": self.message}
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        return f"{self.severity}: {place}{self.message} [{self.rule}]"
+
+
+def has_errors(findings: Iterable[Finding]) -> bool:
+    """Whether any finding is an error."""
+    return any(finding.severity == "error" for finding in findings)
