@@ -27,10 +27,10 @@ Settings = Mapping[str, Any] | None
 T = TypeVar("T")
 
 
-def _hook(settings: Settings, act: Callable[[Config], T]) -> T:
+def _hook(settings: Settings, act: Callable[[Config], T], *, want_targets: bool = True) -> T:
     """Run a hook; what the user can mend is one message and an exit code, not a traceback."""
     try:
-        return act(load_config(Path.cwd(), settings=settings, environ=os.environ))
+        return act(load_config(Path.cwd(), settings=settings, environ=os.environ, want_targets=want_targets))
     except RocmbuildError as err:
         console.note(f"rocmbuild: error: {err}")
         sys.exit(err.exit_code)
@@ -57,7 +57,11 @@ def get_requires_for_build_sdist(config_settings: Settings = None) -> list[str]:
 
 def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Settings = None) -> str:
     """Write the .dist-info folder; returns its name."""
-    return _hook(config_settings, lambda config: pipeline.metadata(config, Path(metadata_directory), os.environ))
+    return _hook(
+        config_settings,
+        lambda config: pipeline.metadata(config, Path(metadata_directory), os.environ),
+        want_targets=False,
+    )
 
 
 def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:

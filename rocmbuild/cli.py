@@ -22,7 +22,8 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         key, sign, value = word.partition("=")
         if not sign:
             raise InputError(f"-C {word}: wanted key=value")
-        settings[key] = value
+        known = settings.get(key)
+        settings[key] = value if known is None else [*([known] if isinstance(known, str) else known), value]
     for key, value in (("targets", args.targets), ("platforms", getattr(args, "platforms", None))):
         if value is not None:
             settings[key] = value
@@ -87,9 +88,9 @@ def _toolchain_install(args: argparse.Namespace) -> int:
         toolchain = install_debian(suite=args.suite)
         result = {"name": toolchain.name, "prefix": str(toolchain.prefix), **toolchain.identity()}
     elif args.what == "torch-sdk":
-        from rocmbuild.toolchain.torch_sdk import DEFAULT_VERSION, install_torch_sdk
+        from rocmbuild.toolchain.torch_sdk import DEFAULT_TORCH, install_torch_sdk
 
-        sdk = install_torch_sdk(args.torch or DEFAULT_VERSION)
+        sdk = install_torch_sdk(args.torch or DEFAULT_TORCH)
         result = {"version": sdk.version, "include": str(sdk.include), "digest": sdk.digest}
     else:
         from rocmbuild.toolchain.runtime import install_runtime
@@ -110,7 +111,7 @@ def _stage(args: argparse.Namespace) -> int:
     config = load_config(args.project, settings=_settings(args), environ=os.environ)
     stage = pipeline.stage_project(config, os.environ)
     if args.json:
-        console.out_json({**stage.summary(), "root": str(stage.root)})
+        console.out_json({**stage.report(), "root": str(stage.root)})
         return 0
     rows = [(file.source, file.output, file.status, file.launches, file.leftovers) for file in stage.files]
     console.out(console.table(("source", "staged as", "status", "launches", "left"), rows))

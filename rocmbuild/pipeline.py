@@ -232,7 +232,7 @@ def prepare(config: Config, environ: Mapping[str, str]) -> Prepared:
             cxx=cxx[0],
             torch_include=torch_include,
             host_sources=host_sources,
-            host_flags=host.compile_flags(),
+            host_flags=host.compile_flags(clang="clang" in cxx[1], include="support/host/include"),
             host_link_flags=host.link_flags(),
             prefix_maps=prefix_maps(build_dir, toolchain, torch_include),
         ),
@@ -270,14 +270,11 @@ def _support(
     _write(support / "cxx.json", _json({"path": cxx[0], "version": cxx[1]}))
     if not host:
         return ()
-    base = executor.include_dir()
-    for path in sorted(base.rglob("*")):
+    base = executor.include_dir().parent
+    for path in sorted([*(base / "include").rglob("*"), *(base / "src").rglob("*")]):
         if path.is_file():
-            _write(support / "host/include" / path.relative_to(base), path.read_bytes())
-    sources = executor.runtime_sources()
-    for path in sources:
-        _write(support / "host/src" / path.name, path.read_bytes())
-    return tuple(f"support/host/src/{path.name}" for path in sources)
+            _write(support / "host" / path.relative_to(base), path.read_bytes())
+    return tuple(f"support/host/{path.relative_to(base)}" for path in executor.runtime_sources())
 
 
 def _json(value: Any) -> bytes:
@@ -300,13 +297,13 @@ def compile_project(prepared: Prepared, environ: MutableMapping[str, str]) -> tu
 
 
 def _heading(prepared: Prepared) -> str:
-    targets, toolchain = prepared.targets, prepared.toolchain
+    targets, toolchain, stage = prepared.targets, prepared.toolchain, prepared.stage.report()
     parts = [f"rocmbuild {__version__}"]
     if targets:
         parts.append(f"targets {', '.join(targets.names)} (from {targets.source})")
     if toolchain:
         parts.append(f"ROCm {toolchain.hip_version} with clang {toolchain.clang_version} ({toolchain.name})")
-    parts.append(f"{prepared.stage.launches} launches HIPified, {prepared.stage.leftovers} CUDA names left")
+    parts.append(f"{stage['launches_replaced']} launches HIPified, {stage['leftovers']} CUDA names left")
     return "; ".join(parts)
 
 
@@ -339,7 +336,7 @@ def _record(prepared: Prepared) -> dict[str, Any]:
         "toolchain": toolchain.identity() if toolchain else {},
         "torch_sdk": {"version": sdk.version, "digest": sdk.digest} if sdk else {},
         "cxx": prepared.cxx[1],
-        "stage": prepared.stage.summary(),
+        "stage": prepared.stage.report(),
         "build_dir": str(prepared.build_dir),
         "commands": commands,
     }

@@ -98,8 +98,8 @@ class BuildPlan:
 class PlanInput:
     """What a plan is made from, beside the configuration.
 
-    cxx: the C++ compiler of host code. host_include, host_sources, host_flags, host_link_flags: the CPU
-    executor, its folders copied below support/. torch_include: folders of the torch SDK's headers.
+    cxx: the C++ compiler of host code. host_sources, host_flags, host_link_flags: those of the CPU executor,
+    its folders copied below support/. torch_include: folders of the torch SDK's headers.
     """
 
     stage: Stage
@@ -107,7 +107,6 @@ class PlanInput:
     toolchain: Toolchain | None
     cxx: str
     torch_include: tuple[str, ...] = ()
-    host_include: str = "support/host/include"
     host_sources: tuple[str, ...] = ()
     host_flags: tuple[str, ...] = ()
     host_link_flags: tuple[str, ...] = ()
@@ -129,7 +128,7 @@ def make_plan(config: Config, given: PlanInput) -> BuildPlan:
     edges: list[Edge] = []
     libraries: list[Library] = []
     for extension in config.extensions:
-        sources = given.stage.sources_of(extension.sources)
+        sources = [file.source for file in given.stage.matching(extension.sources)]
         if not sources:
             faults.append(
                 f"tool.rocmbuild.extensions {extension.name!r}: no file of {config.project} "
@@ -329,7 +328,7 @@ class _Maker:
     def host(self, sources: Sequence[str]) -> list[Edge]:
         """The HIPified sources and the CPU executor, all by the C++ compiler."""
         edges: list[Edge] = []
-        flags = (f"-I{self.given.host_include}", *self.given.host_flags)
+        flags = self.given.host_flags
         for source in sources:
             if PurePosixPath(source).suffix in CXX_SUFFIXES:
                 edges.append(self.cxx(source))
