@@ -137,7 +137,7 @@ def _build(store: Path, folder: Path, request: Mapping[str, str | None], report:
     newer = (suite,) if suite else NEWER_SUITES
     apt = open_archive(folder / "apt", newer, report)
     unpacked = Unpacked(apt, folder / "packages", report=report)
-    choose = _from_newer(apt, newer)
+    choose = _oldest_that_does(apt, newer)
     hip = _newest_hip(apt, newer)
     unpacked.add([hip])
     direct = [chosen for group in unpacked.packages[hip.name].depends if (chosen := choose(group[0])) is not None]
@@ -169,12 +169,15 @@ def _newest_hip(apt: Apt, newer: Sequence[str]) -> Available:
     return max(offered, key=lambda package: upstream(package.version))
 
 
-def _from_newer(apt: Apt, newer: Sequence[str]) -> Callable[[Dependency], Available | None]:
-    """Chooses from the last of the suites where its version will do, else from the first that has one."""
-    order = [newer[-1], *newer[:-1]]
+def _oldest_that_does(apt: Apt, newer: Sequence[str]) -> Callable[[Dependency], Available | None]:
+    """Chooses from the machine's own release where its version will do, else from the last newer suite with it.
+
+    So nothing newer is taken than must be, and where the machine's glibc is new enough no other one is needed.
+    """
+    order = [*apt.sources.own, *reversed(newer)]
 
     def choose(dependency: Dependency) -> Available | None:
-        offered = [package for package in apt.available([dependency.name])[dependency.name] if package.suite in newer]
+        offered = [package for package in apt.available([dependency.name])[dependency.name] if package.suite in order]
         for package in sorted(offered, key=lambda package: order.index(package.suite)):
             if satisfies(package, dependency):
                 return package
