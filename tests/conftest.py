@@ -10,9 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+
+if TYPE_CHECKING:
+    from rocmbuild.toolchain.model import Toolchain
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -114,6 +117,14 @@ def _toolchain_here() -> None:
 def _torch_sdk_here() -> None:
     if torch_sdk_missing():
         require("the torch SDK (rocmbuild toolchain install torch-sdk)")
+
+
+@pytest.fixture(scope="session")
+def toolchain(_toolchain_here: None) -> Toolchain:
+    """The toolchain that a build would take."""
+    from rocmbuild.toolchain.discover import find_toolchain
+
+    return find_toolchain(spec=None, environ=os.environ)
 
 
 needs_toolchain = pytest.mark.usefixtures("_toolchain_here")

@@ -1,0 +1,117 @@
+"""Small HIP sources for the audit's tests and what LLVM's own tools say about the files they become."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rocmbuild.toolchain.model import Toolchain
+
+SOURCE = """\
+#define __global__ __attribute__((global))
+#define __shared__ __attribute__((shared))
+struct dim3 { unsigned x, y, z; };
+extern "C" int hipLaunchKernel(const void *, dim3, dim3, void **, unsigned long, void *);
+namespace sample {
+template <class T> __global__ void scale(T *p, T factor) {
+  __shared__ T tile[64];
+  unsigned i = __builtin_amdgcn_workitem_id_x();
+  tile[i & 63] = p[i];
+  __builtin_amdgcn_s_barrier();
+  p[i] = tile[(i + 1) & 63] * factor;
+}
+template __global__ void scale(float *, float);
+template __global__ void scale(int *, int);
+}
+extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(1, 128))) void NAME(float *p) {
+  p[__builtin_amdgcn_workitem_id_x()] *= 2;
+}
+__global__ void scratch(int *p, int n) { volatile int a[40]; for (int i = 0; i < 40; ++i) a[i] = p[i]; p[n] = a[n]; }
+"""
+WITHOUT_HEADERS = ("-nogpuinc", "-nogpulib", "-Wno-unused-command-line-argument")
+
+
+class Samples:
+    """Files made on demand, each once, in one folder."""
+
+    def __init__(self, folder: Path, toolchain: Toolchain) -> None:
+        self.folder = folder
+        self.toolchain = toolchain
+
+    def run(self, *argv: str | Path, env: dict[str, str] | None = None) -> str:
+        done = subprocess.run(
+            [str(word) for word in argv], cwd=self.folder, env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{argv}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def tool(self, name: str) -> Path:
+        return self.toolchain.clang.parent / name
+
+    def make(self, name: str, *flags: str, kernel: str = "plain") -> Path:
+        """A file compiled from SOURCE with the flags; kernel: the name of its only C kernel."""
+        out = self.folder / name
+        if not out.exists():
+            source = self.folder / f"{kernel}.hip"
+            source.write_text(SOURCE.replace("NAME", kernel))
+            clang = self.toolchain.clang
+            self.run(clang, "-x", "hip", "-c", source, "-o", out, "-O3", "-fPIC", *WITHOUT_HEADERS, *flags)
+        return out
+
+    def code(self, target: str, *flags: str) -> Path:
+        """A bare code object."""
+        name = re.sub(r"\W", "_", " ".join((target, *flags))) + ".co"
+        return self.make(name, f"--offload-arch={target}", "--offload-device-only", "--no-gpu-bundle-output", *flags)
+
+    def bundle(self, name: str, targets: Sequence[str], *flags: str, version: int = 0) -> Path:
+        """A loose bundle of code objects; version 2 or 3: compressed in that format."""
+        out = self.folder / name
+        if not out.exists():
+            codes = [self.code(target) for target in targets]
+            ids = ["host-x86_64-unknown-linux-gnu-", *(f"hipv4-amdgcn-amd-amdhsa--{target}" for target in targets)]
+            inputs = [f"-input={path}" for path in ("/dev/null", *codes)]
+            words = ["-type=o", "-bundle-align=4096", f"-targets={','.join(ids)}", *inputs, f"-output={out}", *flags]
+            env = {"COMPRESSED_BUNDLE_FORMAT_VERSION": str(version)} if version else None
+            self.run(self.toolchain.bundler, *words, *(("-compress",) if version else ()), env=env)
+        return out
+
+    def shared(self, name: str, *objects: Path) -> Path:
+        """A shared object of the objects given."""
+        out = self.folder / name
+        if not out.exists():
+            self.run("c++", "-shared", "-o", out, *objects)
+        return out
+
+
+def readelf_kernels(samples: Samples, path: Path) -> list[dict[str, Any]]:
+    """The kernels of a code object as llvm-readelf prints them: the scalar keys of each."""
+    kernels: list[dict[str, Any]] = []
+    for line in samples.run(samples.tool("llvm-readelf"), "--notes", path).splitlines():
+        if line.startswith("  - ."):
+            kernels.append({})
+        match = re.fullmatch(r"(?:  - |    )(\.\w+): +(\S.*?)\s*", line)
+        if match and kernels:
+            text = match[2].strip("'\"")
+            kernels[-1][match[1]] = int(text) if text.isdigit() else text
+    return kernels
+
+
+def readelf_target(samples: Samples, path: Path) -> str:
+    """The target of a code object as llvm-readelf prints its flags: "gfx90a:sramecc-:xnack+"."""
+    text = samples.run(samples.tool("llvm-readelf"), "--file-headers", path)
+    match = re.search(r"Flags:\s+0x[0-9a-f]+, (.*)", text)
+    assert match, text
+    name, *features = match[1].split(", ")
+    return ":".join([name, *sorted(feature for feature in features if feature[-1] in "+-")])
+
+
+def extracted(samples: Samples, path: Path) -> list[tuple[str, Path]]:
+    """(target, file) of the code objects that llvm-objdump finds in a fat binary."""
+    text = samples.run(samples.tool("llvm-objdump"), "--offloading", path)
+    found = [
+        Path(samples.folder, line.split(": ", 1)[1]) for line in text.splitlines() if line.startswith("Extracting")
+    ]
+    return [(p.name.split("--", 1)[1], p) for p in found if ".hip" in p.name]
