@@ -174,6 +174,16 @@ def test_a_rocm_torch_without_a_runtime_leaves_the_host_library(site: Site) -> N
     got = site.add(host="host.so", rocm="rocm.so").torch("hip").python(LOAD + "show(loader.load('demo').require())")
     assert list(got["loaded"]) == ["host"]
     assert "no HIP runtime" in got["refused"]["rocm"]
+    assert got["hints"] == [
+        f"demo_rocm.so is not in use: {got['refused']['rocm']}"
+    ]  # or the card would idle in silence
+
+
+@pytest.mark.parametrize(("build", "platform"), [("hip", "rocm"), ("cuda", "cuda")])
+def test_a_wheel_without_the_library_that_this_torch_could_use_says_so(site: Site, build: str, platform: str) -> None:
+    got = site.add(host="host.so").torch(build).python(LOAD + "show(loader.load('demo').require())")
+    assert got["refused"] == {platform: "this wheel was built without it, for host alone"}
+    assert got["hints"] == []
 
 
 def test_without_torch_what_loads_serves(site: Site, parts: Path) -> None:
@@ -202,6 +212,7 @@ def test_the_linkers_words_reach_the_user(site: Site, parts: Path) -> None:
     assert "undefined symbol: hipFromTheFuture" in got["refused"]["rocm"]
     assert "libamdhip64.so.7 lacks what the library needs; install a newer ROCm build" in got["refused"]["rocm"]
     assert got["runtime"] is None
+    assert got["hints"] == [f"demo_rocm.so is not in use: {got['refused']['rocm']}"]
 
 
 def test_nothing_is_loaded_over_missing_operators(site: Site, parts: Path) -> None:

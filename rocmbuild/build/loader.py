@@ -46,7 +46,7 @@ _HANDLES: list[ctypes.CDLL] = []  # a library stays loaded for the life of the p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """What `load` did. Every platform whose library lies beside the loader is in `loaded` or in `refused`.
+    """What `load` did. Each platform that the wheel has, and the one that torch could use, is in `loaded` or `refused`.
 
     loaded: platform -> path of the library. refused: platform -> why, with the next step. runtime: path of the HIP
     runtime that the rocm library is bound to. targets: the cards that the rocm library was built for, as the wheel's
@@ -151,10 +151,15 @@ def _load(name: str, torch: Any) -> LoadReport:
                 runtime, notes = _bind()
                 hints += notes
             _open(path, torch, runtime)
-        except ImportError as err:  # noqa: PERF203 (three turns; each platform's refusal is its own)
+        except ImportError as err:
             refused[platform] = str(err)
         else:
             loaded[platform] = str(path)
+    wanted = _platform_of(torch)
+    if wanted in files and wanted in refused:  # a GPU that would go unused without a word
+        hints.append(f"{files[wanted].name} is not in use: {refused[wanted]}")
+    elif wanted and wanted not in files:
+        refused[wanted] = f"this wheel was built without it, for {', '.join(files)} alone"
     if "rocm" in files:
         hints += _override(os.environ)
     return LoadReport(
@@ -167,17 +172,25 @@ def _load(name: str, torch: Any) -> LoadReport:
     )
 
 
+def _platform_of(torch: Any) -> str | None:
+    """The platform whose library serves the GPUs of this build of torch; "host" for a CPU build, None without torch."""
+    if torch is None:
+        return None
+    version = getattr(torch, "version", None)
+    return "rocm" if getattr(version, "hip", None) else "cuda" if getattr(version, "cuda", None) else "host"
+
+
 def _check_build(platform: str, torch: Any) -> None:
     """ImportError when a device library is not for the torch that runs. Without torch, what loads will do."""
-    if platform == "host" or torch is None:
+    found = _platform_of(torch)
+    if platform == "host" or found in {None, platform}:
         return
-    version = getattr(torch, "version", None)
-    hip, cuda = getattr(version, "hip", None), getattr(version, "cuda", None)
-    build = "ROCm" if hip else "CUDA" if cuda else "CPU"
-    wanted, card = {"rocm": ("ROCm", "a Radeon card"), "cuda": ("CUDA", "an NVIDIA card")}[platform]
-    if build != wanted:
-        found = f"torch {getattr(torch, '__version__', '?')} is a {build} build"
-        raise ImportError(f"{found}; to use {card} install a {wanted} build of torch")
+    names = {"host": "CPU", "rocm": "ROCm", "cuda": "CUDA"}
+    card = {"rocm": "a Radeon card", "cuda": "an NVIDIA card"}[platform]
+    raise ImportError(
+        f"torch {getattr(torch, '__version__', '?')} is a {names[str(found)]} build; "
+        f"to use {card} install a {names[platform]} build of torch"
+    )
 
 
 def _open(path: Path, torch: Any, runtime: str | None) -> None:
