@@ -427,7 +427,7 @@ def _build(
         prepared = prepare(config, environ)
         ran, record = compile_project(prepared, environ)
         targets = prepared.targets.names if prepared.targets else ()
-        libraries = [config.build_dir / library.built for library in prepared.plan.libraries]
+        libraries = sorted(config.build_dir / library.built for library in prepared.plan.libraries)
         report = audit(libraries, record=record, targets=targets)
         wheels = config.build_dir / "wheel"
         shutil.rmtree(wheels, ignore_errors=True)

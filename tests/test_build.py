@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import hashlib
 import json
 import os
@@ -90,12 +91,14 @@ def test_nothing_changed_nothing_runs(work: Path) -> None:
     assert wheel_of(work).read_bytes() == before
 
 
+@pytest.mark.slow
 def test_another_folder_gives_the_same_bytes(work: Path, tmp_path: Path) -> None:
     shutil.copytree(work / "project", tmp_path / "else where/p")
     built = build(tmp_path / "else where/p", tmp_path / "b", tmp_path / "dist")
     assert hashlib.sha256(built.path.read_bytes()).digest() == hashlib.sha256(wheel_of(work).read_bytes()).digest()
 
 
+@pytest.mark.slow
 def test_edits_and_targets_rebuild_what_they_touch(work: Path, tmp_path: Path) -> None:
     """One story, in order: an edited source, an edited header, a further target, the first one again."""
     shutil.copytree(work / "project", tmp_path / "p")
@@ -130,12 +133,21 @@ def test_a_compile_error_names_source_target_and_the_compilers_lines(tmp_path: P
     assert not (tmp_path / "dist").exists()
 
 
-def test_a_flag_that_makes_wave64_is_stopped_by_the_compiler(tmp_path: Path) -> None:
+def test_a_flag_that_makes_wave64_is_refused(tmp_path: Path) -> None:
     shutil.copytree(PROJECTS / "saxpy", tmp_path / "p")
     project = tmp_path / "p/pyproject.toml"
     project.write_text(project.read_text() + 'device-flags = ["-mwavefrontsize64"]\n')
+    with pytest.raises(InputError, match="-mwavefrontsize64 sets the wave width"):
+        configured(tmp_path / "p", tmp_path / "b")
+
+
+@pytest.mark.slow
+def test_a_wave64_compilation_that_got_past_the_configuration_is_stopped_by_the_compiler(tmp_path: Path) -> None:
+    config = configured(PROJECTS / "saxpy", tmp_path / "b", platforms="rocm")
+    extension = dataclasses.replace(config.extensions[0], device_flags=("-mwavefrontsize64",))
     with pytest.raises(CheckError, match="needs target feature wavefrontsize32"):
-        build(tmp_path / "p", tmp_path / "b", tmp_path / "dist", platforms="rocm")
+        pipeline.build_wheel(dataclasses.replace(config, extensions=(extension,)), tmp_path / "dist", dict(os.environ))
+    assert not (tmp_path / "dist").exists()
 
 
 def test_a_flag_that_adds_a_target_is_refused(tmp_path: Path) -> None:
@@ -160,6 +172,7 @@ def test_a_read_only_checkout_builds(tmp_path: Path) -> None:
     assert built.path.is_file()
 
 
+@pytest.mark.slow
 def test_two_builds_at_once_both_succeed(tmp_path: Path) -> None:
     shutil.copytree(PROJECTS / "saxpy", tmp_path / "p")
     words = [sys.executable, "-m", "rocmbuild", "build", str(tmp_path / "p"), "-C", f"build-dir={tmp_path / 'b'}",
