@@ -225,7 +225,7 @@ _WAVE_MACRO = re.compile(
     r"^[ \t]*#[ \t]*define[ \t]+(\w*(?:warp|wave(?:front)?)_?size\w*)[ \t]+\(?64[uUlL]*\)?[ \t]*$", re.M | re.I
 )
 _WAVE_CONSTANT = re.compile(
-    r"\b(?:const|constexpr|enum)\b[^;={}()]*[\s{](\w*(?:warp|wave(?:front)?)_?size\w*)\s*(?:=\s*|\{\s*)64[uUlL]*\b",
+    r"\b(?:const|constexpr|enum)\b[^;={}()]*[\s{]\s*(\w*(?:warp|wave(?:front)?)_?size\w*)\s*(?:=\s*|\{\s*)64[uUlL]*\b",
     re.I,
 )
 _WARPSIZE = re.compile(
@@ -235,24 +235,7 @@ _LANES_OF_64 = re.compile(r"\bthreadIdx\s*\.\s*[xyz]\s*\)*\s*(>>\s*6|/\s*64|%\s*
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:volatile\b|__volatile__\b)?\s*\(")
 _AMD_ASM = re.compile(r"\b(?:v|s|ds|buffer|global|flat|scratch|tbuffer|image|lds)_[a-z]")
 _NOT_TYPES = frozenset(
-    (
-        "return",
-        "else",
-        "case",
-        "throw",
-        "new",
-        "delete",
-        "goto",
-        "sizeof",
-        "operator",
-        "co_return",
-        "do",
-        "not",
-        "and",
-        "or",
-        "if",
-        "while",
-    )
+    ("return", "else", "case", "throw", "new", "delete", "goto", "sizeof", "operator", "co_return", "do", "if", "while")
 )
 _NARROW_TYPES = frozenset(("unsigned", "unsigned int", "int", "uint32_t", "int32_t", "uint", "std::uint32_t"))
 
@@ -441,10 +424,10 @@ def check_tree(files: Sequence[Converted], *, allow: Iterable[str] = ()) -> tupl
                 continue
             if _CUDA_HEADER.match(include.name):
                 leftovers[file.path] += 1
-                add(offset, "cuda-include", "error", f"the CUDA header {shown} has no HIP twin", _ALLOW, include.name)
+                add(offset, "cuda-include", "error", f"the CUDA header {shown} has no HIP twin", _ALLOW, shown)
             elif include.quoted and include.name.endswith((".cu", ".cuh")):
                 hint = "add its folder to include-dirs"
-                add(offset, "include", "error", f"{shown} is not among the staged files", hint, include.name)
+                add(offset, "include", "error", f"{shown} is not among the staged files", hint, shown)
         for problem in file.problems:
             if not alive[min(problem.line - 1 + file.shift, len(alive) - 1)].strip():
                 continue

@@ -20,6 +20,7 @@ from rocmbuild.staging import worker
 
 __all__ = ["EngineIdentity", "HipifiedFile", "hipify", "identify"]
 
+_INSTALL = "install the torch SDK component with `rocmbuild toolchain install torch-sdk`"
 _TABLES = "cuda_to_hip_mappings.py"
 
 
@@ -54,12 +55,12 @@ def identify(folder: Path) -> EngineIdentity:
     except OSError as err:
         raise EnvironmentFailure(
             f"the hipify engine {folder} cannot be read ({err.strerror})",
-            hint="install the torch SDK component with `rocmbuild toolchain install`",
+            hint=_INSTALL,
         ) from err
     if _TABLES not in contents:
         raise EnvironmentFailure(
             f"{folder} holds no hipify engine: {_TABLES} is missing",
-            hint="install the torch SDK component with `rocmbuild toolchain install`",
+            hint=_INSTALL,
         )
     version = re.search(rb"""__version__\s*=\s*['"]([^'"]+)""", contents.get("version.py", b""))
     whole = hashlib.sha256()
@@ -93,29 +94,25 @@ def hipify(
     Every file's status is checked: one that could not be converted, for whatever reason, is an error that
     names it and the reason, all of them at once.
     """
-    job, result = target.parent / "job.json", target.parent / "result.json"
-    job.write_text(
-        json.dumps(
-            {
-                "source": str(source),
-                "target": str(target),
-                "engine": str(engine),
-                "outputs": dict(outputs),
-                "convert": list(convert),
-                "include_dirs": list(include_dirs),
-            }
-        ),
-        "ascii",
-    )
+    job = {
+        "parent": os.getpid(),
+        "source": str(source),
+        "target": str(target),
+        "engine": str(engine),
+        "outputs": dict(outputs),
+        "convert": list(convert),
+        "include_dirs": list(include_dirs),
+    }
     environment = {name: value for name, value in os.environ.items() if name != "IS_FBCODE"}  # it changes the tables
-    argv = [sys.executable, "-I", "-S", "-B", worker.__file__, str(job), str(result)]
-    process.run(argv, what="HIPify", env=environment, error=EnvironmentFailure)
+    argv = [sys.executable, "-I", "-S", "-B", worker.__file__]
+    ran = process.run(argv, what="HIPify", env=environment, stdin=json.dumps(job), error=EnvironmentFailure)
     try:
-        entries: list[dict[str, Any]] = json.loads(result.read_text("ascii"))["files"]
-    except OSError as err:
-        raise EnvironmentFailure(f"HIPify ended without a result ({err.strerror})") from err
-    job.unlink()
-    result.unlink()
+        result: dict[str, Any] = json.loads(ran.stdout)
+    except ValueError as err:
+        raise EnvironmentFailure(f"HIPify ended without a result\n{ran.stderr}") from err
+    if "engine" in result:
+        raise EnvironmentFailure(f"the hipify engine {engine} cannot be loaded ({result['engine']})", hint=_INSTALL)
+    entries: list[dict[str, Any]] = result["files"]
     failed = [entry for entry in entries if entry["status"] not in ("converted", "unchanged", "copied")]
     if failed:
         message = joined([f"{entry['source']!r} was not converted: {entry['reason']}" for entry in failed])

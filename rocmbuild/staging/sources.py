@@ -118,7 +118,8 @@ class _Tree:
             if found.folder and (entry.name.startswith(".") or entry.name in _NEVER):
                 continue
             if found.folder and not found.fault:
-                if recursive:
+                upward = entry.is_symlink() and (real + "/").startswith(os.path.realpath(self.absolute(path)) + "/")
+                if recursive and not upward:
                     yield from self.walk(path, above=(*above, real))
             elif recursive or not found.folder:
                 yield found
@@ -213,8 +214,8 @@ def collect(project: Path, *, globs: Sequence[str], include_dirs: Sequence[str] 
     followed, of any kind, as long as it lies in the project. Raises InputError, with every fault: a pattern
     without a match, a path outside, a link out of the tree, a file that cannot be read.
     """
-    if not project.is_dir():
-        raise InputError(f"{project} is not a folder", hint="name the folder that holds pyproject.toml")
+    if not os.path.isdir(project):
+        raise InputError(f"{project} is no folder that can be read", hint="name the folder that holds pyproject.toml")
     tree = _Tree(project)
     found = _Collection(tree)
     folders: dict[str, bool] = {}

@@ -186,16 +186,17 @@ def make_stage(
     """Collect, convert and check a project's sources, or find that done in the cache.
 
     globs, include_dirs: relative to project. allow: CUDA names and headers that may be left over.
-    cache: the folder that holds `stages/`; the user's cache folder by default. strict: errors among the
+    cache: the folder of all stages; `stages` in the user's cache folder by default. strict: errors among the
     findings raise FindingsError. The project is only read.
     """
     sources = collect(project, globs=globs, include_dirs=include_dirs)
     identity = identify(engine.hipify)
+    torch_version = engine.version.partition("+")[0]  # a local part ("+cpu") says nothing about the tables
     options = {"allow": sorted(set(allow)), "include_dirs": [os.path.normpath(name) for name in include_dirs]}
-    key = stage_key(sources, engine=identity, torch_version=engine.version, hip_version=hip_version, options=options)
-    store = Store((cache or paths.cache_dir()) / "stages")
+    key = stage_key(sources, engine=identity, torch_version=torch_version, hip_version=hip_version, options=options)
+    store = Store(cache or paths.cache_dir() / "stages")
     entry = store.get(key, lambda folder: _fill(folder, sources, engine.hipify, options), what="the stage")
-    stage = _stage(key, entry, sources, engine=identity, torch_version=engine.version, hip_version=hip_version)
+    stage = _stage(key, entry, sources, engine=identity, torch_version=torch_version, hip_version=hip_version)
     if strict and stage.errors:
         raise FindingsError(stage)
     return stage

@@ -1,9 +1,9 @@
 """HIPify: one process turns the private copy of a tree into its HIP twin.
 
-Run as a script (`python -I -S -B worker.py JOB RESULT`) it needs nothing but the standard library, so
-that neither torch nor rocmbuild is imported; the names, headers and types it replaces come from the
-tables of the engine, `torch.utils.hipify`, loaded by its folder. The functions are pure and also serve
-rocmbuild.staging.checks.
+Run as a script (`python -I -S -B worker.py`, the job and the result being JSON on its standard streams) it
+needs nothing but the standard library, so that neither torch nor rocmbuild is imported. The names, headers
+and types it replaces come from the tables of the engine, `torch.utils.hipify`, loaded by its folder. The
+functions are pure and also serve rocmbuild.staging.checks.
 
 What differs from the engine's own driver, each for a reason:
 - only code is changed: comments and literals are told apart first, so text stays text;
@@ -19,10 +19,13 @@ What differs from the engine's own driver, each for a reason:
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import os
 import posixpath
 import re
+import signal
 import sys
 import types
 from bisect import bisect_right
@@ -557,7 +560,12 @@ def _launch_edit(text: str, code: str, launch: int) -> Edit:
         lead = text[first:core_first] or " "
         pieces.append(f"{lead}{core}{text[core_last:last]}")
     pieces += [" 0"] * (4 - len(parts))
-    return start, opening + 1, f"{','.join(pieces)},{text[end:opening] or ' '}"
+    first = opening + 1
+    while first < len(code) and code[first] in _SPACE:
+        first += 1
+    blank = text[end:opening]
+    # No comma without arguments: the empty one is an error where the macro ends in a function call.
+    return start, opening + 1, ",".join(pieces) + (blank if code[first : first + 1] == ")" else f",{blank or ' '}")
 
 
 # ------------------------------------------------------------------------------------ shared memory
@@ -699,7 +707,10 @@ def convert(text: str, path: str, engine: Engine, resolve: Resolve) -> Conversio
 
 def _work(job: Mapping[str, Any]) -> dict[str, Any]:
     source, target = Path(job["source"]), Path(job["target"])
-    engine = load_engine(Path(job["engine"]))
+    try:
+        engine = load_engine(Path(job["engine"]))
+    except Exception as err:  # an engine is code that somebody else wrote
+        return {"engine": f"{type(err).__name__}: {err}"}
     outputs: dict[str, str] = job["outputs"]
     resolve = resolver(outputs, job["include_dirs"], engine)
     convertible = set(job["convert"])
@@ -736,15 +747,24 @@ def _work(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"files": files}
 
 
-def main(argv: Sequence[str]) -> int:
-    """JOB and RESULT are JSON files; the result appears whole or not at all."""
-    job, result = map(Path, argv)
-    done = _work(json.loads(job.read_text("ascii")))
-    temporary = result.with_suffix(".part")
-    temporary.write_text(json.dumps(done), "ascii")
-    temporary.replace(result)
+def _die_with(parent: int) -> None:
+    """End with the process that asked, however that ends: nobody is left to write into a folder given up."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        sys.exit("the process that asked for this is gone")
+
+
+def main() -> int:
+    """Read the job as JSON from standard input and write the result as JSON to standard output."""
+    job = json.load(sys.stdin)
+    _die_with(job["parent"])
+    result, sys.stdout = sys.stdout, sys.stderr  # whatever an engine prints, it is no result
+    json.dump(_work(job), result)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""What the checks find, where, and what they leave alone."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import needs_torch_sdk
+
+from rocmbuild.staging import checks, worker
+from rocmbuild.toolchain.torch_sdk import find_torch_sdk
+
+pytestmark = needs_torch_sdk
+
+
+@pytest.fixture(scope="module")
+def engine() -> worker.Engine:
+    return worker.load_engine(find_torch_sdk().hipify)
+
+
+def check(
+    engine: worker.Engine, files: dict[str, str], allow: tuple[str, ...] = ()
+) -> tuple[list[tuple[str, int, int, str, str]], dict[str, int]]:
+    """(path, line, column, rule, severity) of each finding, and the leftovers of each file."""
+    outputs = worker.outputs_of(files)
+    converted = []
+    for path, text in files.items():
+        done = worker.convert(text, path, engine, worker.resolver(outputs, ["include"], engine))
+        converted.append(
+            checks.Converted(
+                path=path, source=text, hip=done.text, shift=done.shift, problems=done.problems, includes=done.includes
+            )
+        )
+    findings, leftovers = checks.check_tree(converted, allow=allow)
+    assert all(finding.message and finding.hint for finding in findings)
+    return [(f.path, f.line, f.column, f.rule, f.severity) for f in findings], dict(leftovers)
+
+
+def rules(engine: worker.Engine, text: str, path: str = "a.cu") -> list[tuple[int, int, str, str]]:
+    return [found[1:] for found in check(engine, {path: text})[0]]
+
+
+def test_a_call_without_a_twin_is_left_over_and_told(engine: worker.Engine) -> None:
+    text = (
+        "cudaMalloc(&p, 1);\n  cudaFree(p); cudaGraphConditionalHandleCreate(&h, g, 0, 0);\n// cudaGraphConditionalX\n"
+    )
+    assert rules(engine, text) == [(2, 16, "leftover", "error")]
+    assert check(engine, {"a.cu": text}, allow=("cudaGraphConditionalHandleCreate",)) == ([], {"a.cu": 1})
+
+
+def test_names_of_the_project_itself_are_no_cuda_names(engine: worker.Engine) -> None:
+    own = """
+#define cudaMine(x) x
+static inline void cuFillAll(float* p) {}
+struct cudaThing { int cuCount = 0; };
+template <typename T> T cuRound(T x);
+void f(cudaThing& cuRef, const cudaThing *cuPointer, int cudaDepth[3]);
+void g() { cudaMine(1); cuFillAll(0); cuRound<int>(2); auto cudaLocal = 1; cudaLocal + cuCount; cuRef, cuPointer; }
+"""
+    assert rules(engine, own) == []
+    used = (
+        "int x = flags & cudaFlagUnknown; return cudaCallUnknown(x);\n#define C cudaMacroUnknown(1)\na > cuOther(2);\n"
+    )
+    assert [found[2] for found in rules(engine, used)] == ["leftover"] * 4
+    # a name that only begins like one
+    assert rules(engine, "int cumsum, cur, custom, cubic, current, nvals, cuda, cu; cumsum = cuda;") == []
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "0xffffffff",
+        "0xFFFFFFFFu",
+        "-1",
+        "~0u",
+        "0",
+        "(unsigned)-1",
+        "MASK",
+        "kMask",
+        "local",
+        "(0xffffffff)",
+        "037777777777",
+    ],
+)
+def test_a_shuffle_mask_of_32_bits_is_told(engine: worker.Engine, mask: str) -> None:
+    text = (
+        "#define MASK 0xffffffffu\nconstexpr unsigned kMask = 0xffffffff;\n"
+        f"__device__ int f(int v) {{ unsigned local = __activemask();\n  return __shfl_xor_sync({mask}, v, 16);\n}}\n"
+    )
+    assert rules(engine, text) == [(4, 10, "shuffle-mask", "error")]
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "0xffffffffull",
+        "0xffffffffUL",
+        "~0ull",
+        "-1ll",
+        "MASK",
+        "kMask",
+        "local",
+        "0xffffffffffffffff",
+        "Traits::mask",
+        "lane_mask()",
+    ],
+)
+def test_a_mask_of_64_bits_or_of_unknown_width_is_not(engine: worker.Engine, mask: str) -> None:
+    text = (
+        "#ifdef USE_ROCM\n#define MASK 0xffffffffffffffffull\n#else\n#define MASK 0xffffffff\n#endif\n"
+        "constexpr unsigned long long kMask = 0xffffffff;\n"
+        f"__device__ int f(int v) {{ auto local = __activemask();\n  return __shfl_xor_sync({mask}, v, 16);\n}}\n"
+    )
+    assert rules(engine, text) == []
+
+
+def test_waves_of_64_lanes_are_told(engine: worker.Engine) -> None:
+    text = """#define WARP_SIZE 64
+constexpr int kWaveSize = 64;
+enum { warp_size = 64 };
+constexpr int a = warpSize;
+__shared__ float tile[warpSize];
+int wave = threadIdx.x >> 6; int lane = (threadIdx.x) % 64;
+f<warpSize>();
+"""
+    assert rules(engine, text) == [
+        (1, 9, "wave-size", "error"),
+        (2, 15, "wave-size", "error"),
+        (3, 8, "wave-size", "error"),
+        (4, 19, "wave-size", "error"),
+        (5, 23, "wave-size", "error"),
+        (6, 24, "wave-size", "warning"),
+        (6, 55, "wave-size", "warning"),
+        (7, 3, "wave-size", "error"),
+    ]
+    fine = (
+        "#define WARP_SIZE 32\nx[threadIdx.x / warpSize] = f(a, warpSize, b); for (i = 0; i < warpSize; ++i) n = 64;\n"
+    )
+    assert rules(engine, fine) == []
+
+
+def test_inline_ptx_is_told_and_other_assembly_is_not(engine: worker.Engine) -> None:
+    assert rules(engine, 'void f() {\n  asm volatile("mov.u32 %0, %laneid;" : "=r"(x));\n}\n') == [
+        (2, 3, "inline-ptx", "error")
+    ]
+    fine = 'asm volatile("" ::: "memory"); asm("v_dot4_i32_iu8 %0, %1, %2, %3" : "=v"(x)); /* asm("mov") */ int asm_x;'
+    assert rules(engine, fine) == []
+
+
+def test_includes_that_lead_nowhere_are_told(engine: worker.Engine) -> None:
+    text = (
+        '#include <cutlass/gemm.h>\n#include "gone.cuh"\n#include "here.cuh"\n#include <vector>\n#include "torch.h"\n'
+    )
+    assert check(engine, {"a.cu": text, "here.cuh": ""})[0] == [
+        ("a.cu", 1, 10, "cuda-include", "error"),
+        ("a.cu", 2, 10, "include", "error"),
+    ]
+    assert check(engine, {"a.cu": text.replace("gone", "here"), "here.cuh": ""}, allow=("cutlass/gemm.h",))[0] == []
+
+
+def test_dead_branches_are_not_checked(engine: worker.Engine) -> None:
+    bad = 'asm("mov.u32 %0, %1;"); cudaNoTwin(); __shfl_sync(-1, x, 0);\n#include <cutlass/x.h>\nbad(1)<<<2>>>(3);\n'
+    for condition in [
+        "#ifndef USE_ROCM",
+        "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700",
+        "#if __CUDA_ARCH__ >= 700 || 0",
+        "#if !defined(__HIP_PLATFORM_AMD__) && UNKNOWN",
+        "#ifdef __NVCC__",
+        "#if ROCMBUILD_PLATFORM_CUDA",
+        "#if 0",
+        "#ifdef USE_ROCM\n#elif UNKNOWN",
+        "#ifdef __HIPCC__\n#else",
+        "#if UNKNOWN\n#elif 1\n#else",
+        "#ifdef __CUDA_ARCH__\n#define MINE\n#endif\n#ifdef MINE",
+        "#if 0\n#if 1\n#endif",
+        "#  if defined __CUDA_ARCH__ \\\n && 1",
+    ]:
+        assert rules(engine, f"{condition}\n{bad}#endif\n", "a.cuh") == [], condition
+    for condition in [
+        "#ifdef USE_ROCM",
+        "#if UNKNOWN",
+        "#if UNKNOWN\n#else",
+        "#ifndef __CUDA_ARCH__",
+        "#if f(1)",
+        "#if 1 +",
+    ]:
+        found = {rule for _, _, rule, _ in rules(engine, f"{condition}\n{bad}#endif\n", "a.cuh")}
+        assert found == {"inline-ptx", "leftover", "shuffle-mask", "cuda-include", "launch"}, condition
+
+
+def test_conditions_themselves_name_what_they_want(engine: worker.Engine) -> None:
+    assert rules(engine, '#if defined(cudaFooBar) && cudaX\n#endif\n#pragma cudaY\n#error "cudaZ" cudaZ\n') == []
+
+
+def test_launches_that_could_not_be_converted_are_findings(engine: worker.Engine) -> None:
+    assert rules(engine, "void f() {\n  k<<<CONFIG>>>(p);\n}\n") == [(2, 4, "launch", "error")]
+    assert rules(engine, "extern __shared__ float s[][32];") == [(1, 8, "dynamic-shared", "warning")]
