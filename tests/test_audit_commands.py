@@ -164,8 +164,12 @@ def test_the_parts_of_a_contract_may_come_from_several_commands() -> None:
 
 
 def test_rdc_objects_need_the_device_link() -> None:
-    unit = judge("hipcc -fgpu-rdc -c a.hip -o a.o --offload-arch=gfx1201 -mno-wavefrontsize64".split(), {}, CONTRACT)
-    plain = judge("clang++ -shared a.o b.o -o lib.so".split(), {}, CONTRACT)
+    unit = judge(
+        ["hipcc", "-fgpu-rdc", "-c", "a.hip", "-o", "a.o", "--offload-arch=gfx1201", "-mno-wavefrontsize64"],
+        {},
+        CONTRACT,
+    )
+    plain = judge(["clang++", "-shared", "a.o", "b.o", "-o", "lib.so"], {}, CONTRACT)
     assert [f.rule for f in judge_links([unit, plain])] == ["rdc-not-linked"]
     assert "will not load" in judge_links([unit, plain])[0].message
     for linker in ("clang++ -shared a.o -o lib.so --hip-link -fgpu-rdc", "hipcc -shared a.o -o lib.so -fgpu-rdc"):
@@ -173,7 +177,7 @@ def test_rdc_objects_need_the_device_link() -> None:
 
 
 def test_the_environment_argument_counts_like_an_assignment() -> None:
-    argv = "hipcc -c a.hip -o a.o --offload-arch=gfx1201 -mno-wavefrontsize64".split()
+    argv = ["hipcc", "-c", "a.hip", "-o", "a.o", "--offload-arch=gfx1201", "-mno-wavefrontsize64"]
     environ = {"HIPCC_COMPILE_FLAGS_APPEND": "-mwavefrontsize64"}
     assert judge(argv, environ, CONTRACT).waves == {"gfx1201": 64}
     assert environ == {"HIPCC_COMPILE_FLAGS_APPEND": "-mwavefrontsize64"}
@@ -187,7 +191,7 @@ def test_odd_commands_are_not_errors_of_the_program(tmp_path: Path) -> None:
     odd = judge(["clang++", "@wide.rsp", "@."], {}, CONTRACT, cwd=tmp_path)
     assert (odd.judged, [finding.rule for finding in odd.findings]) == (False, ["response-file"])
     environ = {"CCC_OVERRIDE_OPTIONS": "# s/(/x/ ? s/a X"}
-    verdict = judge("clang++ -x hip -c a.hip --offload-arch=gfx1201".split(), environ, CONTRACT)
+    verdict = judge(["clang++", "-x", "hip", "-c", "a.hip", "--offload-arch=gfx1201"], environ, CONTRACT)
     assert {"environment"} <= {finding.rule for finding in verdict.findings}
 
 
