@@ -59,7 +59,7 @@ def find_toolchain(*, spec: str | None, environ: Mapping[str, str]) -> Toolchain
     none of the three.
     """
     refused = []
-    for candidate in _search(environ, spec):
+    for candidate in _search(environ, spec, Path("/")):
         if candidate.toolchain is not None:
             return candidate.toolchain
         refused.append(candidate)
@@ -73,16 +73,16 @@ def find_toolchain(*, spec: str | None, environ: Mapping[str, str]) -> Toolchain
     raise EnvironmentFailure(f"no HIP toolchain{wanted} was found:\n{places}", hint=f"`{_NEXT_STEP}`")
 
 
-def candidates(environ: Mapping[str, str], spec: str | None = None) -> list[Candidate]:
-    """Every place in search order, looked at."""
-    return list(_search(environ, spec))
+def candidates(environ: Mapping[str, str], spec: str | None = None, *, root: Path = Path("/")) -> list[Candidate]:
+    """Every place in search order, looked at. root: the root folder of the system, or of another one to look into."""
+    return list(_search(environ, spec, root))
 
 
-def _search(environ: Mapping[str, str], spec: str | None) -> Iterator[Candidate]:
+def _search(environ: Mapping[str, str], spec: str | None, root: Path) -> Iterator[Candidate]:
     """Look at the places one by one, so that the search ends where it may."""
     wanted = (spec or "").strip()
-    if "/" in wanted or wanted.startswith("~"):
-        prefix = Path(wanted).expanduser()
+    if "/" in wanted:
+        prefix = Path(wanted).expanduser().absolute()
         yield _look(
             _Place(name=prefix.name, kind="rocm", origin=f"toolchain = {wanted!r}", prefix=prefix, binding=True)
         )
@@ -90,10 +90,10 @@ def _search(environ: Mapping[str, str], spec: str | None) -> Iterator[Candidate]
     ranged = bool(wanted) and wanted[0] in "<>=!~"
     fits = _range(wanted) if ranged else None
     if wanted and not ranged:
-        yield _by_name(wanted, environ)
+        yield _by_name(wanted, environ, root)
         return
     seen: set[Path] = set()
-    for candidate in _anywhere(environ):
+    for candidate in _anywhere(environ, root):
         if candidate.prefix is not None and candidate.prefix.exists():
             real = candidate.prefix.resolve()
             if real in seen:
@@ -118,16 +118,16 @@ def _range(spec: str) -> Callable[[str], bool]:
     return lambda version: specifiers.contains(version, prereleases=True)
 
 
-def _by_name(name: str, environ: Mapping[str, str]) -> Candidate:
+def _by_name(name: str, environ: Mapping[str, str], root: Path) -> Candidate:
     """The candidate of that name; one that says which names there are when none has it."""
-    known = list(_anywhere({"PATH": environ.get("PATH", "")}))
-    for candidate in known:
+    names = set()
+    for candidate in _anywhere({"PATH": environ.get("PATH", "")}, root):
         if candidate.name == name:
             return replace(candidate, binding=True)
-    names = sorted({candidate.name for candidate in known})
-    close = difflib.get_close_matches(name, names, n=1)
+        names.add(candidate.name)
+    close = difflib.get_close_matches(name, sorted(names), n=1)
     guess = f"; did you mean {close[0]!r}?" if close else ""
-    reason = f"no toolchain has this name (there are: {', '.join(names) or 'none'}){guess}"
+    reason = f"no toolchain has this name (there are: {', '.join(sorted(names)) or 'none'}){guess}"
     return Candidate(
         name=name,
         kind="managed",
@@ -139,7 +139,7 @@ def _by_name(name: str, environ: Mapping[str, str]) -> Candidate:
     )
 
 
-def _anywhere(environ: Mapping[str, str]) -> Iterator[Candidate]:
+def _anywhere(environ: Mapping[str, str], root: Path) -> Iterator[Candidate]:
     for variable in VARIABLES:
         value = environ.get(variable)
         if value is None:
@@ -149,11 +149,11 @@ def _anywhere(environ: Mapping[str, str]) -> Iterator[Candidate]:
                 name=variable, kind="rocm", origin=variable, prefix=None, toolchain=None, reasons=("set, but empty",)
             )
             continue
-        prefix = Path(value).expanduser()
+        prefix = Path(value).expanduser().absolute()
         yield _look(_Place(name=prefix.name, kind="rocm", origin=variable, prefix=prefix, binding=True))
     yield from _managed()
     yield from _sdk(sys.path)
-    for place in _system(environ):
+    for place in _system(environ, root):
         yield _look(place)
 
 
@@ -215,14 +215,15 @@ def _sdk(path: Sequence[str]) -> Iterator[Candidate]:
                 )
 
 
-def _system(environ: Mapping[str, str]) -> Iterator[_Place]:
-    opt = Path("/opt")
+def _system(environ: Mapping[str, str], root: Path) -> Iterator[_Place]:
+    opt = root / "opt"
     versions = sorted(opt.glob("rocm-*"), key=lambda path: _numbers(path.name), reverse=True)
     for prefix in [opt / "rocm", *versions]:
         if prefix.is_dir():
             yield _Place(name=prefix.name, kind="rocm", origin="/opt", prefix=prefix)
-    if Path("/usr/include/hip").is_dir():
-        yield _Place(name="system", kind="system", origin="the distribution's packages", prefix=Path("/usr"))
+    usr = root / "usr"
+    if (usr / "include/hip").is_dir():
+        yield _Place(name="system", kind="system", origin="the distribution's packages", prefix=usr)
     hipcc = shutil.which("hipcc", path=environ.get("PATH", ""))
     if hipcc:
         prefix = Path(hipcc).resolve().parent.parent

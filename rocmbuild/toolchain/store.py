@@ -118,9 +118,11 @@ def publish(store: Path, folder: Path, *, name: str, kind: str, facts: Mapping[s
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
     folder.chmod(0o755)
     destination = store / name
-    if destination.exists():
+    if not destination.exists():
+        folder.rename(destination)
+    elif not _exchange(folder, destination):
         destination.rename(store / _WORK / f".old-{name}")
-    folder.rename(destination)
+        folder.rename(destination)
     return Entry(name=name, folder=destination, kind=kind, digest=digest, facts=manifest["facts"])  # type: ignore[arg-type]
 
 
@@ -187,6 +189,18 @@ def digest_of(*parts: bytes) -> str:
         value.update(len(part).to_bytes(8, "little"))
         value.update(part)
     return value.hexdigest()
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step, so that no reader and no kill finds neither; False where the system cannot."""
+    import ctypes  # cold start: only when an entry is replaced
+
+    at_cwd, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of <fcntl.h> and <stdio.h>
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return False
+    return int(call(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange)) == 0
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, str]]:
