@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rocmbuild.audit.binary import BundleInfo
 from rocmbuild.toolchain.model import Toolchain
 
 SOURCE = """\
@@ -29,7 +30,11 @@ template __global__ void scale(int *, int);
 extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(1, 128))) void NAME(float *p) {
   p[__builtin_amdgcn_workitem_id_x()] *= 2;
 }
-__global__ void scratch(int *p, int n) { volatile int a[40]; for (int i = 0; i < 40; ++i) a[i] = p[i]; p[n] = a[n]; }
+__global__ void scratch_NAME(int *p, int n) {
+  volatile int a[40];
+  for (int i = 0; i < 40; ++i) a[i] = p[i];
+  p[n] = a[n];
+}
 """
 WITHOUT_HEADERS = ("-nogpuinc", "-nogpulib", "-Wno-unused-command-line-argument")
 
@@ -108,10 +113,31 @@ def readelf_target(samples: Samples, path: Path) -> str:
     return ":".join([name, *sorted(feature for feature in features if feature[-1] in "+-")])
 
 
-def extracted(samples: Samples, path: Path) -> list[tuple[str, Path]]:
-    """(target, file) of the code objects that llvm-objdump finds in a fat binary."""
+def extracted(samples: Samples, path: Path, bundles: Sequence[BundleInfo]) -> list[tuple[str, Path]]:
+    """(target, file) of the code objects in a fat binary, by LLVM's own tools.
+
+    llvm-objdump finds the bundles and names their targets; it writes wrong bytes for compressed ones (LLVM 22), so
+    clang-offload-bundler takes each apart, from where this project says that it lies.
+    """
     text = samples.run(samples.tool("llvm-objdump"), "--offloading", path)
-    found = [
-        Path(samples.folder, line.split(": ", 1)[1]) for line in text.splitlines() if line.startswith("Extracting")
-    ]
-    return [(p.name.split("--", 1)[1], p) for p in found if ".hip" in p.name]
+    names = [line.split(": ", 1)[1] for line in text.splitlines() if line.startswith("Extracting")]
+    listed = [(name, Path(samples.folder, name).stat().st_size) for name in names if ".hip" in name]
+    for name in names:
+        Path(samples.folder, name).unlink()
+    section = samples.folder / "section"
+    samples.run(samples.tool("llvm-objcopy"), f"--dump-section=.hip_fatbin={section}", path, "/dev/null")
+    fatbin = section.read_bytes()
+    found: list[tuple[str, Path]] = []
+    for number, bundle in enumerate(bundles):
+        cut = samples.folder / "cut.hipfb"
+        cut.write_bytes(fatbin[bundle.offset : bundle.offset + bundle.size])
+        ids = samples.run(samples.toolchain.bundler, "-type=o", "-list", f"-input={cut}").split()
+        ids = sorted(name for name in ids if not name.startswith("host"))
+        outs = [samples.folder / f"{path.name}.{number}.{name}" for name in ids]
+        words = [f"-targets={','.join(ids)}", f"-input={cut}", *(f"-output={out}" for out in outs)]
+        samples.run(samples.toolchain.bundler, "-type=o", "-unbundle", *words)
+        found += [(name.split("--", 1)[1], out) for name, out in zip(ids, outs, strict=True)]
+    assert sorted((Path(name).name, size) for name, size in listed) == sorted(
+        (p.name, p.stat().st_size) for _, p in found
+    )
+    return found

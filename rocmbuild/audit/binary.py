@@ -35,7 +35,7 @@ _RDC_SECTION = "__CLANG_OFFLOAD_BUNDLE__"
 _ARCHIVE, _THIN, _ZIP = b"!<arch>\n", b"!<thin>\n", b"PK\x03\x04"
 _SMALL = 1 << 21  # a wheel's members are read in pieces of 2 MiB
 _MAX_EVIDENCE = 1 << 26
-_TORCH_CXX = re.compile(r"_Z(?:GV|GR|T[VISTCW])?N?[VKrRO]*(?:2at|3c10|5torch|6caffe2)\D")
+_TORCH_CXX = re.compile(r"_Z(?:GV|GR|T[VISTCW])?N?[VKrRO]*(?:2at|3c10|5torch|6caffe2)")
 _HIP = re.compile(r"(?:__)?hip[A-Z_]|__gpu_|amd_?comgr|hsa_")
 
 Kind = Literal["shared library", "object", "executable", "code object", "bundle"]
