@@ -196,7 +196,7 @@ def _stanza(entry: Source, suites: Sequence[str]) -> str:
     """One deb822 entry: package lists of this architecture's main component alone."""
     lines = [
         "Types: deb",
-        f"URIs: {' '.join(entry.uris)}",
+        f"URIs: {' '.join(re.sub('^file:', 'copy:', uri) for uri in entry.uris)}",  # `download` copies no file: package
         f"Suites: {' '.join(suites)}",
         "Components: main",
         f"Architectures: {_ARCHITECTURE}",
