@@ -112,6 +112,15 @@ def test_a_mask_of_64_bits_or_of_unknown_width_is_not(engine: worker.Engine, mas
     assert rules(engine, text) == []
 
 
+def test_a_wrapper_of_the_project_takes_any_mask(engine: worker.Engine) -> None:
+    text = "#define __shfl_xor_sync(mask, v, lanes) __shfl_xor(v, lanes)\n__shfl_xor_sync(0xffffffff, v, 16);\n"
+    assert rules(engine, text) == []
+    assert (
+        check(engine, {"a.cu": "__shfl_sync(-1, v, 1);\n", "b.h": "#define __shfl_sync(m, v, l) __shfl(v, l)\n"})[0]
+        == []
+    )
+
+
 def test_waves_of_64_lanes_are_told(engine: worker.Engine) -> None:
     text = """#define WARP_SIZE 64
 constexpr int kWaveSize = 64;
@@ -141,6 +150,11 @@ def test_inline_ptx_is_told_and_other_assembly_is_not(engine: worker.Engine) -> 
     assert rules(engine, 'void f() {\n  asm volatile("mov.u32 %0, %laneid;" : "=r"(x));\n}\n') == [
         (2, 3, "inline-ptx", "error")
     ]
+    assert rules(engine, '__device__ void f() { asm("trap;"); }', "a.h") == [(1, 23, "inline-ptx", "error")]
+    # another processor's, on the host
+    assert (
+        rules(engine, 'void f() { asm volatile("cpuid" : "=a"(a)); asm("b.eq 1f; fmla v0.4s, v1.4s"); }', "a.cpp") == []
+    )
     fine = 'asm volatile("" ::: "memory"); asm("v_dot4_i32_iu8 %0, %1, %2, %3" : "=v"(x)); /* asm("mov") */ int asm_x;'
     assert rules(engine, fine) == []
 
@@ -162,6 +176,7 @@ def test_dead_branches_are_not_checked(engine: worker.Engine) -> None:
         "#ifndef USE_ROCM",
         "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700",
         "#if __CUDA_ARCH__ >= 700 || 0",
+        "#if !defined(MINE_HIP) && __CUDA_ARCH__ >= MINE_TURING",
         "#if !defined(__HIP_PLATFORM_AMD__) && UNKNOWN",
         "#ifdef __NVCC__",
         "#if ROCMBUILD_PLATFORM_CUDA",

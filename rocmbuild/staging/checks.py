@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rocmbuild.staging.worker import Include, Lines, Problem, flatten, mask
+from rocmbuild.staging.worker import DEVICE_KINDS, Include, Lines, Problem, flatten, mask
 
 __all__ = ["Converted", "Finding", "check_tree", "live_code"]
 
@@ -57,7 +57,7 @@ _DEFINED = {"__HIP_PLATFORM_AMD__", "__HIP_PLATFORM_HCC__", "USE_ROCM", "__AMDGC
 _DEFINED_IN_DEVICE_FILES = {"__HIPCC__", "__HIP__"}
 _UNDEFINED = {
     *("__CUDA_ARCH__", "__CUDACC__", "__NVCC__", "__CUDACC_RTC__", "__HIP_PLATFORM_NVIDIA__", "__HIP_PLATFORM_NVCC__"),
-    *("ROCMBUILD_PLATFORM_CUDA", "_MSC_VER", "_WIN32", "__APPLE__", "__GFX8__", "__GFX9__"),
+    *("CUDART_VERSION", "ROCMBUILD_PLATFORM_CUDA", "_MSC_VER", "_WIN32", "__APPLE__", "__GFX8__", "__GFX9__"),
 }
 _WORDS = re.compile(r"0[xX][0-9a-fA-F]+|\d+|[A-Za-z_]\w*|&&|\|\||[=!<>]=|[!<>()]|\S")
 
@@ -110,6 +110,8 @@ def _condition(text: str, defined: Set[str], undefined: Set[str]) -> bool | None
         left = primary()
         while peek() in ("==", "!=", "<", ">", "<=", ">="):
             operator, right = take(), primary()
+            if left == 0 and right is None:
+                right = 1  # `__CUDA_ARCH__ >= SOME_ARCHITECTURE`: whatever it stands for, it is more than nothing
             if left is None or right is None:
                 left = None
             else:
@@ -207,9 +209,10 @@ def _live_tree(texts: Mapping[str, str]) -> dict[str, str]:
 
 # ------------------------------------------------------------------------------------------- rules
 
+# No \b in front, so that the search leaps; a match within a word is passed over.
 _LEFTOVER = re.compile(
-    r"\b(?:cuda[A-Z]\w*|CUDART_\w+|cu[A-Z]\w*|(?:cublas|cudnn|curand|cusparse|cusolver|cufft|cutensor|cufile|cupti)[A-Z]\w*"
-    r"|nv(?:tx|rtc|ml|JitLink)[A-Z]\w*|__nv_\w+|nv_(?:bfloat162?|half2?|fp8\w*)|cub(?=\s*::)|nv(?:cuda|tx3)(?=\s*::))\b"
+    r"(?:cuda[A-Z]|CUDART_|cu[A-Z]|(?:cublas|cudnn|curand|cusparse|cusolver|cufft|cutensor|cufile|cupti)[A-Z]"
+    r"|nv(?:tx|rtc|ml|JitLink)[A-Z]|__nv_\w|nv_(?:bfloat162?\b|half2?\b|fp8)|cub(?=\s*::)|nv(?:cuda|tx3)(?=\s*::))\w*"
 )
 _CUDA_HEADER = re.compile(
     r"(?:cuda|cublas|cudnn|curand|cusparse|cusolver|cufft|cutensor|cufile|cupti|cub/|cute/|cutlass/|nvToolsExt|nvtx3|nvrtc|nvml|nvJit"
@@ -233,7 +236,10 @@ _WARPSIZE = re.compile(
 )
 _LANES_OF_64 = re.compile(r"\bthreadIdx\s*\.\s*[xyz]\s*\)*\s*(>>\s*6|/\s*64|%\s*64|&\s*(?:63|0x3[fF]))\b")
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:volatile\b|__volatile__\b)?\s*\(")
-_AMD_ASM = re.compile(r"\b(?:v|s|ds|buffer|global|flat|scratch|tbuffer|image|lds)_[a-z]")
+_PTX = re.compile(
+    r"(?<![\w.])[a-z][a-z0-9]+\.[a-z]|%(?:laneid|warpid|smid|tid|ntid|ctaid|globaltimer|clock|lanemask|gridid)|\b(?:trap|exit|brkpt)\s*;"
+)
+_DEVICE = re.compile(r"\b__(?:device|global)__\b")
 _NOT_TYPES = frozenset(
     ("return", "else", "case", "throw", "new", "delete", "goto", "sizeof", "operator", "co_return", "do", "if", "while")
 )
@@ -255,15 +261,21 @@ class _Names:
 
     def __init__(self, live: Mapping[str, str]) -> None:
         self.live = live
+        self._macros: dict[str, bool] = {}
 
     def own(self, name: str) -> bool:
         """Whether the tree declares this name, so that it is no CUDA name for all its looks."""
-        pattern = re.compile(rf"\b{re.escape(name)}\b")
         return any(
-            _declares(code, match.start(), match.end())
-            for code in self.live.values()
-            for match in pattern.finditer(code)
+            _declares(code, start, start + len(name)) for code in self.live.values() for start in _uses(code, name)
         )
+
+    def macro(self, name: str) -> bool:
+        """Whether the tree defines a macro of this name."""
+        if name not in self._macros:
+            self._macros[name] = any(
+                _defines(code, start) for code in self.live.values() for start in _uses(code, name)
+            )
+        return self._macros[name]
 
     def narrow_mask(self, path: str, name: str) -> bool:
         """Whether every definition of this mask is known and at most 32 bits wide; the file's own hide the others."""
@@ -273,6 +285,8 @@ class _Names:
         widths: list[bool] = []
         for codes in ([self.live[path]], self.live.values()):
             for code in codes:
+                if name not in code:
+                    continue
                 for match in macro.finditer(code):
                     value = match.group(1).strip().strip("()")
                     widths.append(bool(_LITERAL.match(value)) and _literal_is_32_bit(value))
@@ -285,11 +299,30 @@ class _Names:
         return bool(widths) and all(widths)
 
 
+def _uses(code: str, name: str) -> Iterator[int]:
+    """Where a name stands as a whole word."""
+    start = code.find(name)
+    while start >= 0:
+        end = start + len(name)
+        if not _is_word(code, start - 1) and not _is_word(code, end):
+            yield start
+        start = code.find(name, end)
+
+
+def _is_word(code: str, index: int) -> bool:
+    return 0 <= index < len(code) and (code[index].isalnum() or code[index] == "_")
+
+
+def _defines(code: str, start: int) -> bool:
+    """Whether the name at start is that of a macro being defined."""
+    return re.search(r"^[ \t\ufeff]*#[ \t]*define[ \t]+\Z", code[code.rfind("\n", 0, start) + 1 : start]) is not None
+
+
 def _declares(code: str, start: int, end: int) -> bool:
     """Whether the name at start:end is declared there, as far as its neighbours tell."""
     line = code[code.rfind("\n", 0, start) + 1 : start]
     if line.lstrip(" \t\ufeff").startswith("#"):
-        return re.search(r"#[ \t]*define[ \t]+\Z", line) is not None
+        return _defines(code, start)
     before = code[max(0, start - 200) : start]
     bare = before.rstrip(" \t\r\n*&")
     between = before[len(bare) :]
@@ -382,6 +415,8 @@ def check_tree(files: Sequence[Converted], *, allow: Iterable[str] = ()) -> tupl
 
         for match in _LEFTOVER.finditer(code):
             name = match.group()
+            if _is_word(code, match.start() - 1):
+                continue
             if name not in own:
                 own[name] = names.own(name)
             if own[name]:
@@ -389,28 +424,32 @@ def check_tree(files: Sequence[Converted], *, allow: Iterable[str] = ()) -> tupl
             leftovers[file.path] += 1
             if name not in allowed:
                 add(match.start(), "leftover", "error", f"{name} has no HIP twin and is left over", _ALLOW, name)
-        for pattern in (_SHUFFLE, _SYNCWARP):
+        for pattern in (_SHUFFLE, _SYNCWARP) if "__s" in code or "_sync" in code else ():
             for match in pattern.finditer(code):
                 argument = _argument(code, match.end())
+                if names.macro(match.group(1)):
+                    continue  # a wrapper of the project's own
                 if _narrow(argument, names, file.path):
                     message = f"{match.group(1)} has a mask of 32 bits, {argument.strip()}; HIP takes 64 bits only"
                     add(match.start(1), "shuffle-mask", "error", message, _MASK_HINT, match.group(1))
-        for match in [*_WAVE_MACRO.finditer(code), *_WAVE_CONSTANT.finditer(code)]:
+        wave_sizes = [*_WAVE_MACRO.finditer(code), *_WAVE_CONSTANT.finditer(code)] if "64" in code else []
+        for match in wave_sizes:
             message = f"{match.group(1)} is 64; Radeon waves have 32 lanes"
             add(match.start(1), "wave-size", "error", message, "use 32", match.group(1))
-        for match in _WARPSIZE.finditer(code):
+        for match in _WARPSIZE.finditer(code) if "warpSize" in code else ():
             offset = match.start() + match.group().index("warpSize")
             message = "warpSize is used as a constant; in HIP it is none"
             add(offset, "wave-size", "error", message, "use a constant of your own that is 32", "warpSize")
-        for match in _LANES_OF_64.finditer(code):
+        for match in _LANES_OF_64.finditer(code) if "threadIdx" in code else ():
             message = f"`{match.group(1)}` on a thread index looks like a wave of 64 lanes; Radeon waves have 32"
             hint = "nothing to do where 64 is a tile of your own"
             add(match.start(), "wave-size", "warning", message, hint, match.group(1))
-        for match in _ASM.finditer(code):
+        device = file.path.endswith(DEVICE_KINDS) or _DEVICE.search(code)
+        for match in _ASM.finditer(code) if "asm" in code else ():
             closing = len(_argument_list(code, match.end()))
             body = file.hip[match.end() : match.end() + closing]
             template = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', body.split(":")[0] if '"' in body else ""))
-            if template.strip() and not _AMD_ASM.search(template):
+            if _PTX.search(template) and device:
                 message = f"inline PTX: {template[:40]!r}"
                 hint = "write it in C++ or with an AMD builtin, and keep the PTX in an `#ifndef USE_ROCM` branch"
                 add(match.start(), "inline-ptx", "error", message, hint, "asm")

@@ -69,13 +69,14 @@ def encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
+# Each alternative begins with one of / " ' R, so that the search leaps from one to the next.
 _TOKEN = re.compile(
     r"""
       (?P<line>//(?:[^\\\n]|\\(?:\r?\n|.|\Z))*)
     | (?P<block>/\*.*?(?:\*/|\Z))
-    | (?P<raw>(?<![A-Za-z0-9_])(?:u8|[uUL])?R"(?P<delim>[^()\\\s"]{0,16})\(.*?\)(?P=delim)")
+    | (?P<raw>R"(?P<delim>[^()\\\s"]{0,16})\(.*?\)(?P=delim)")
     | (?P<string>"(?:[^"\\\n]|\\(?:\r\n|.))*")
-    | (?P<number>(?<![A-Za-z0-9_.])[0-9][A-Za-z0-9_.]*(?:'[A-Za-z0-9_.]+)+)
+    | (?P<separator>'(?<=[0-9a-fA-F]')(?<!u8')(?=[0-9a-fA-F]))
     | (?P<char>'(?:[^'\\\n]|\\(?:\r\n|.))*')
     """,
     re.VERBOSE | re.DOTALL,
@@ -89,15 +90,21 @@ def mask(text: str) -> str:
 
     def blank(match: re.Match[str]) -> str:
         whole = match.group()
-        if match.lastgroup == "number":
+        kind = match.lastgroup
+        if kind == "separator":
             return whole
-        if match.lastgroup in ("string", "char"):
-            return whole[0] + _NOT_NEWLINE.sub(" ", whole[1:-1]) + whole[-1]
+        if kind in ("string", "char"):
+            inside = whole[1:-1]
+            return whole[0] + (_blank(inside) if "\n" in inside else " " * len(inside)) + whole[-1]
         if match.group("raw") is not None:
-            return '"' + _NOT_NEWLINE.sub(" ", whole[1:-1]) + '"'
-        return _NOT_NEWLINE.sub(" ", whole)
+            return '"' + _blank(whole[1:-1]) + '"'
+        return _blank(whole) if "\n" in whole else " " * len(whole)
 
     return _TOKEN.sub(blank, text)
+
+
+def _blank(text: str) -> str:
+    return _NOT_NEWLINE.sub(" ", text)
 
 
 def flatten(masked: str) -> str:
@@ -667,8 +674,7 @@ def convert(text: str, path: str, engine: Engine, resolve: Resolve) -> Conversio
     edits += engine.replacements(code)
     result.replaced = len(edits)
     if edits:
-        text = _edited(text, edits)
-        masked = mask(text)
+        text, masked = _edited(text, edits), _edited(masked, edits)
 
     if "<<<" in masked:
         code = flatten(masked)
