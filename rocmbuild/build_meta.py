@@ -6,12 +6,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from rocmbuild import console, pipeline
-from rocmbuild.build.ninja import find_ninja
-from rocmbuild.config import Config, load_config
-from rocmbuild.errors import RocmbuildError
+from rocmbuild.build.tools import find_ninja
+
+if TYPE_CHECKING:
+    from rocmbuild.config import Config
 
 __all__ = [
     "build_editable",
@@ -20,15 +20,19 @@ __all__ = [
     "get_requires_for_build_editable",
     "get_requires_for_build_sdist",
     "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
     "prepare_metadata_for_build_wheel",
 ]
 
 Settings = Mapping[str, Any] | None
-T = TypeVar("T")
 
 
-def _hook(settings: Settings, act: Callable[[Config], T], *, want_targets: bool = True) -> T:
+def _hook(settings: Settings, act: Callable[[Config], str], *, want_targets: bool = True) -> str:
     """Run a hook; what the user can mend is one message and an exit code, not a traceback."""
+    from rocmbuild import console  # late, here and below: front ends import this module to ask what it requires
+    from rocmbuild.config import load_config
+    from rocmbuild.errors import RocmbuildError
+
     try:
         return act(load_config(Path.cwd(), settings=settings, environ=os.environ, want_targets=want_targets))
     except RocmbuildError as err:
@@ -36,18 +40,14 @@ def _hook(settings: Settings, act: Callable[[Config], T], *, want_targets: bool 
         sys.exit(err.exit_code)
 
 
-def _ninja() -> list[str]:
+def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
+    """ninja where none is there; never torch."""
     return [] if find_ninja() else ["ninja"]
 
 
-def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
-    """ninja where none is there."""
-    return _ninja()
-
-
 def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
-    """ninja where none is there."""
-    return _ninja()
+    """As for a wheel."""
+    return get_requires_for_build_wheel(config_settings)
 
 
 def get_requires_for_build_sdist(config_settings: Settings = None) -> list[str]:
@@ -57,15 +57,23 @@ def get_requires_for_build_sdist(config_settings: Settings = None) -> list[str]:
 
 def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Settings = None) -> str:
     """Write the .dist-info folder; returns its name."""
-    return _hook(
-        config_settings,
-        lambda config: pipeline.metadata(config, Path(metadata_directory), os.environ),
-        want_targets=False,
-    )
+    from rocmbuild import pipeline
+
+    def act(config: Config) -> str:
+        return pipeline.metadata(config, Path(metadata_directory), os.environ)
+
+    return _hook(config_settings, act, want_targets=False)
+
+
+def prepare_metadata_for_build_editable(metadata_directory: str, config_settings: Settings = None) -> str:
+    """As for a wheel."""
+    return prepare_metadata_for_build_wheel(metadata_directory, config_settings)
 
 
 def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
     """Build and audit the wheel; returns its name."""
+    from rocmbuild import pipeline
+
     return _hook(
         config_settings, lambda config: pipeline.build_wheel(config, Path(wheel_directory), os.environ).path.name
     )
@@ -75,6 +83,8 @@ def build_editable(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
     """Build the libraries and a wheel that points to them and to the checkout; returns its name."""
+    from rocmbuild import pipeline
+
     return _hook(
         config_settings, lambda config: pipeline.build_editable(config, Path(wheel_directory), os.environ).path.name
     )
@@ -82,4 +92,9 @@ def build_editable(
 
 def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
     """Build the sdist; returns its name."""
-    return _hook(config_settings, lambda config: pipeline.build_sdist(config, Path(sdist_directory), os.environ).name)
+    from rocmbuild import pipeline
+
+    def act(config: Config) -> str:
+        return pipeline.build_sdist(config, Path(sdist_directory), os.environ).name
+
+    return _hook(config_settings, act, want_targets=False)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rocmbuild import console, process
 from rocmbuild.build.plan import BuildPlan, Edge
+from rocmbuild.build.tools import find_ninja
 from rocmbuild.errors import CheckError, EnvironmentFailure, InputError
 from rocmbuild.paths import write_atomic
 
-__all__ = ["Command", "compile_commands", "find_ninja", "ninja_file", "read_commands", "run_ninja"]
+__all__ = ["Command", "compile_commands", "ninja_file", "read_commands", "run_ninja"]
 
 _STATUS = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")
 _SHELL_SAFE = re.compile(r"^[A-Za-z0-9_@%+=:,./-]+$")
@@ -86,20 +83,6 @@ def compile_commands(plan: BuildPlan, build_dir: Path) -> str:
         if edge.kind in {"device", "host", "cxx"}
     ]
     return json.dumps(entries, indent=1) + "\n"
-
-
-def find_ninja() -> Path | None:
-    """ninja of this environment, of the package `ninja`, or on PATH."""
-    beside = Path(sys.executable).parent / "ninja"
-    if beside.is_file() and os.access(beside, os.X_OK):
-        return beside
-    spec = find_spec("ninja")
-    if spec and spec.origin:
-        packaged = Path(spec.origin).parent / "data" / "bin" / "ninja"
-        if packaged.is_file():
-            return packaged
-    found = shutil.which("ninja")
-    return Path(found) if found else None
 
 
 def _records(plan: BuildPlan, build_dir: Path) -> Iterator[tuple[Edge, dict[str, Any]]]:
