@@ -151,6 +151,9 @@ def audit(
     if compiled.source == "not recorded":
         message = "no record of the commands: compiled targets are not recorded"
         found.append(Finding(severity="warning", rule="not-recorded", message=message))
+    if not paths:
+        message = "no binary was given: what the commands emitted was not looked at"
+        found.append(Finding(severity="warning", rule="not-emitted", message=message))
     return AuditReport(
         requested=requested,
         requested_source=source,
@@ -230,7 +233,9 @@ def _command_findings(command: Command, verdict: Verdict) -> list[Finding]:
     if command.kind in ("device", "bundle") and verdict.kind != command.kind:
         add("kind-mismatch", f"recorded as {command.kind}, but its words say: {verdict.summary}")
     if command.kind and command.kind not in ("device", "bundle") and verdict.kind == "device":
-        add("kind-mismatch", f"recorded as {command.kind}, but it compiles device code for {list(verdict.targets)}")
+        add(
+            "kind-mismatch", f"recorded as {command.kind}, but it compiles device code for {', '.join(verdict.targets)}"
+        )
     if verdict.kind == "device" and command.target and command.target not in verdict.targets:
         add("target-mismatch", f"recorded for {command.target}, but it compiles for {', '.join(verdict.targets)}")
     return found
@@ -246,15 +251,23 @@ def _evidence_findings(
     found = []
 
     def add(rule: str, message: str) -> None:
-        found.append(Finding(severity="error", rule=rule, message=message, where=binary.path))
+        found.append(Finding(severity="error", rule=rule, message=message, where=Path(binary.path).name))
 
     if requested is not None and set(own.targets) != set(requested):
-        add("evidence-differs", f"its evidence is for {list(own.targets)}, asked for are {list(requested)}")
+        names = [" ".join(targets) or "no target" for targets in (own.targets, requested)]
+        add("evidence-differs", f"its evidence is for {names[0]}, asked for is {names[1]}")
     if record and own.stage_key != record.stage_key:
         add("evidence-differs", f"made from stage {own.stage_key[:16]}, the record is of {record.stage_key[:16]}")
-    if own.code_objects is not None and own.code_objects != [_summary(lib, None) for lib in binary.libraries]:
+    if own.code_objects is not None and not _same(own.code_objects, [_summary(lib, None) for lib in binary.libraries]):
         add("evidence-differs", "the code objects in it are not those that its evidence names")
     return found
+
+
+def _same(told: Any, seen: list[dict[str, Any]]) -> bool:
+    """Whether evidence names the libraries that were seen, in any order."""
+    if not isinstance(told, list) or not all(isinstance(row, dict) for row in told):
+        return False
+    return sorted(told, key=lambda row: str(row.get("name"))) == sorted(seen, key=lambda row: str(row["name"]))
 
 
 def _binary_findings(binary: BinaryReport, requested: Sequence[str] | None, wants: bool | None) -> list[Finding]:
@@ -263,7 +276,7 @@ def _binary_findings(binary: BinaryReport, requested: Sequence[str] | None, want
     if wants is False and devices:
         names = ", ".join(library.name for library in devices)
         message = f"device code in {names}, though no ROCm library was asked for"
-        found.append(Finding(severity="error", rule="target-extra", message=message, where=binary.path))
+        found.append(Finding(severity="error", rule="target-extra", message=message, where=Path(binary.path).name))
     for library in devices:
         if requested and wants is not False:
             found += _target_findings(library, requested)
@@ -276,7 +289,8 @@ def _device_outputs(compiled: Compiled) -> set[str]:
     """The libraries that must have device code, by their place in a wheel: links of extensions with device units."""
     units = {command.extension for command, verdict in compiled.verdicts if verdict.kind == "device"}
     links = [pair for pair in compiled.verdicts if pair[0].kind == "link" and pair[0].platform == "rocm"]
-    return {verdict.output.removeprefix("lib/") for command, verdict in links if command.extension in units}
+    outputs = {verdict.output.removeprefix("lib/") for command, verdict in links if command.extension in units}
+    return outputs - {""}
 
 
 def _presence_findings(binaries: Sequence[BinaryReport], requested: Sequence[str], outputs: set[str]) -> list[Finding]:
@@ -288,7 +302,7 @@ def _presence_findings(binaries: Sequence[BinaryReport], requested: Sequence[str
 
     loose = [binary for binary in binaries if not binary.wheel]
     for group in [*([binary] for binary in binaries if binary.wheel), *([loose] if loose else [])]:
-        where = ", ".join(binary.path for binary in group)
+        where = ", ".join(Path(binary.path).name for binary in group)
         libraries = {library.name: library for binary in group for library in binary.libraries}
         if not any(library.code_objects for library in libraries.values()):
             add(f"no device code; asked for are {', '.join(requested)}", where)
