@@ -247,9 +247,9 @@ def _look(place: _Place) -> Candidate:
 def inspect_prefix(prefix: Path, *, name: str, kind: str, origin: str) -> Toolchain | tuple[str, ...]:
     """The toolchain in prefix, or the reasons why there is none.
 
-    Layouts known: AMD's (lib/llvm/bin, llvm/bin, amdgcn/bitcode), Debian's (lib/llvm-N, device libraries in the
-    compiler's resource folder or in lib/TRIPLE/amdgcn), Fedora's (lib64/rocm/llvm/bin, bin/clang++,
-    lib/clang/N/amdgcn).
+    Layouts known: AMD's (lib/llvm/bin, llvm/bin, amdgcn/bitcode; in pip's SDK lib/llvm/amdgcn/bitcode), Debian's
+    (lib/llvm-N, device libraries in the compiler's resource folder or in lib/TRIPLE/amdgcn), Fedora's
+    (lib64/rocm/llvm/bin, bin/clang++, lib/clang/N/amdgcn).
     """
     if not prefix.is_dir():
         return ("no such folder",)
@@ -349,7 +349,7 @@ def _device_libs(clang: Path, prefix: Path, major: int) -> Path | None:
     """The folder of bitcode libraries that fits the compiler: its resource folder's before a prefix-wide one."""
     resources = [clang.resolve().parent.parent / "lib/clang", prefix / "lib/clang", prefix / "lib64/clang"]
     places = [root / str(major) / end for root in resources for end in ("amdgcn/bitcode", "lib/amdgcn/bitcode")]
-    places += [prefix / "amdgcn/bitcode", prefix / "lib/amdgcn/bitcode"]
+    places += [clang.parent.parent / "amdgcn/bitcode", prefix / "amdgcn/bitcode", prefix / "lib/amdgcn/bitcode"]
     places += [prefix / "lib64/amdgcn/bitcode", prefix / "lib/x86_64-linux-gnu/amdgcn/bitcode"]
     return next((place for place in places if all((place / file).is_file() for file in _BITCODE)), None)
 
