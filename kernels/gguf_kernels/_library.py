@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ OPERATORS = ("ggml_dequantize", "ggml_mul_mat_vec_a8", "ggml_moe_a8_vec")  # by 
 
 def _load() -> Any:
     try:
-        from gguf_kernels.lib import _rocmbuild_loader as loader  # type: ignore[attr-defined]
+        loader = importlib.import_module("gguf_kernels.lib._rocmbuild_loader")
     except ModuleNotFoundError as err:
         if err.name != "gguf_kernels.lib._rocmbuild_loader":
             raise

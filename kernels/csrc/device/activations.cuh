@@ -60,15 +60,15 @@ struct QuantizeArgs {
   int64_t first_chunk;
 };
 
-constexpr int kQuantizeThreads = 256;
+constexpr int kQuantizeThreads = 256;  // at most
 constexpr int kQuantizePerThread = 4;  // 8 neighbouring lanes share a block of 32
 
-// Grid: x over chunks of kQuantizeThreads * kQuantizePerThread columns, y over vectors.
+// Blocks of whole waves. Grid: x over chunks of blockDim.x * kQuantizePerThread columns, y over vectors.
 template <typename T>
 static __global__ void __launch_bounds__(kQuantizeThreads) quantize_activations(QuantizeArgs args) {
   const int64_t vector = args.first_vector + blockIdx.y;
   const int64_t chunk = args.first_chunk + blockIdx.x;
-  const int64_t col = (chunk * kQuantizeThreads + threadIdx.x) * kQuantizePerThread;
+  const int64_t col = (chunk * blockDim.x + threadIdx.x) * kQuantizePerThread;
   const bool inside = col < args.cols;  // for whole blocks alike, since cols is a multiple of 32
 
   float x[kQuantizePerThread] = {};

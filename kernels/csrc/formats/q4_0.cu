@@ -29,7 +29,8 @@ struct Q4_0Format {
       total = dot4(w.words[i] & 0x0f0f0f0fu, x->q[i], total);
       total = dot4((w.words[i] >> 4) & 0x0f0f0f0fu, x->q[i + 4], total);
     }
-    return static_cast<float>(total) * (half_to_float(w.half) * x->d);
+    // In this order no partial product leaves the range of float where the result does not.
+    return static_cast<float>(total) * half_to_float(w.half) * x->d;
   }
 
   // Elements 8 * group .. 8 * group + 7 of a block.

@@ -25,7 +25,8 @@ struct Q8_0Format {
     int total = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) total = dot4(w.words[i], x->q[i], total);
-    return static_cast<float>(total) * (half_to_float(w.half) * x->d);
+    // In this order no partial product leaves the range of float where the result does not.
+    return static_cast<float>(total) * half_to_float(w.half) * x->d;
   }
 
   // Elements 8 * group .. 8 * group + 7 of a block.

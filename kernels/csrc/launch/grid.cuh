@@ -27,7 +27,7 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // Calls launch(origin, grid) for grids that cover `blocks`, until one fails. Nothing is launched for an empty extent.
 template <typename Launch>
 cudaError_t for_each_grid(Extent blocks, int threads, Launch launch) {
-  const int64_t max_x = std::max<int64_t>(1, GGUF_MAX_GRID_X_THREADS / threads);
+  const int64_t max_x = std::max<int64_t>(1, GGUF_MAX_GRID_X_THREADS / std::max(threads, 1));
   for (int64_t z = 0; z < blocks.z; z += GGUF_MAX_GRID_YZ) {
     for (int64_t y = 0; y < blocks.y; y += GGUF_MAX_GRID_YZ) {
       for (int64_t x = 0; x < blocks.x; x += max_x) {

@@ -86,38 +86,68 @@ const FormatOps* find_format(int op, int type, GgufError* error, int* code) {
   return nullptr;
 }
 
-bool aligned(const void* pointer, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
+int remainder(const void* pointer, int bytes) { return static_cast<int>(reinterpret_cast<uintptr_t>(pointer) % bytes); }
 
 bool is_dtype(int dtype) { return dtype == GGUF_F32 || dtype == GGUF_F16 || dtype == GGUF_BF16; }
 
+// What the two products have in common.
+struct Product {
+  const char* op;
+  const FormatOps* format;
+  const void* weight;
+  bool weight_is_read;
+  const void* x;
+  const void* out;
+  const void* scratch;
+  int64_t scratch_bytes;
+  int64_t vectors;
+  int64_t rows;
+  int64_t cols;
+  int dtype;
+};
+
 // Refuses what the kernels cannot take, by the names of the C interface. One line a rule.
-int check_product(const char* op, const FormatOps& format, const void* weight, const void* x, const void* out, const void* scratch,
-                  int64_t scratch_bytes, int64_t vectors, int64_t rows, int64_t cols, int dtype, GgufError* error) {
-  const auto bad = [&](const char* name, long long found, const char* wanted) {
-    return fail(error, GGUF_BAD_ARGUMENT, "%s: %s is %lld; wanted: %s", op, name, found, wanted);
+int check_product(const Product& p, GgufError* error) {
+  using Long = long long;
+  const auto bad = [&](const char* name, Long found, const char* wanted) {
+    return fail(error, GGUF_BAD_ARGUMENT, "%s: %s is %lld; wanted: %s", p.op, name, found, wanted);
   };
-  if (!is_dtype(dtype)) return bad("dtype", dtype, "0 (F32), 1 (F16) or 30 (BF16)");
-  if (vectors < 0) return bad("the number of vectors", vectors, "0 or more");
-  if (rows < 0) return bad("rows", rows, "0 or more");
-  if (cols < 0 || cols > INT_MAX) return bad("cols", cols, "0 to 2147483647");
-  if (cols % format.block_elements != 0) {
-    return fail(error, GGUF_BAD_ARGUMENT, "%s: cols is %lld; wanted: a multiple of %d, the block of %s", op,
-                static_cast<long long>(cols), format.block_elements, format.name);
+  const int64_t scratch_bytes = gguf_activation_bytes(p.vectors, p.cols);
+  if (!is_dtype(p.dtype)) return bad("dtype", p.dtype, "0 (F32), 1 (F16) or 30 (BF16)");
+  if (p.vectors < 0) return bad("the number of vectors", p.vectors, "0 or more");
+  if (p.rows < 0) return bad("rows", p.rows, "0 or more");
+  if (p.cols < 0 || p.cols > INT_MAX) return bad("cols", p.cols, "0 to 2147483647");
+  if (p.cols % p.format->block_elements != 0) {
+    return fail(error, GGUF_BAD_ARGUMENT, "%s: cols is %lld; wanted: a multiple of %d, the block of %s", p.op, Long{p.cols},
+                p.format->block_elements, p.format->name);
   }
-  if (vectors == 0 || rows == 0) return GGUF_OK;
-  if (out == nullptr) return bad("out", 0, "a pointer");
-  if (cols == 0) return GGUF_OK;
-  if (weight == nullptr) return bad("weight", 0, "a pointer");
-  if (x == nullptr) return bad("x", 0, "a pointer");
-  if (scratch == nullptr) return bad("scratch", 0, "a pointer");
-  if (!aligned(weight, 2)) return bad("the address of weight modulo 2", 1, "0");
-  if (!aligned(x, dtype == GGUF_F32 ? 4 : 2)) return bad("the address of x modulo its element", 1, "0");
-  if (!aligned(scratch, 16)) return bad("the address of scratch modulo 16", static_cast<long long>(reinterpret_cast<uintptr_t>(scratch) % 16), "0");
-  if (scratch_bytes < gguf_activation_bytes(vectors, cols)) {
-    return fail(error, GGUF_BAD_ARGUMENT, "%s: scratch_bytes is %lld; wanted: %lld or more", op, static_cast<long long>(scratch_bytes),
-                static_cast<long long>(gguf_activation_bytes(vectors, cols)));
+  if (p.vectors == 0 || p.rows == 0) return GGUF_OK;
+  if (p.out == nullptr) return bad("out", 0, "a pointer");
+  if (p.cols == 0) return GGUF_OK;
+  if (p.weight == nullptr && p.weight_is_read) return bad("weight", 0, "a pointer");
+  if (p.x == nullptr) return bad("x", 0, "a pointer");
+  if (p.scratch == nullptr) return bad("scratch", 0, "a pointer");
+  if (remainder(p.weight, 2) != 0) return bad("the address of weight modulo 2", 1, "0");
+  if (remainder(p.x, p.dtype == GGUF_F32 ? 4 : 2) != 0) return bad("the address of x modulo its element", 1, "0");
+  if (remainder(p.scratch, 16) != 0) return bad("the address of scratch modulo 16", remainder(p.scratch, 16), "0");
+  if (p.scratch_bytes < scratch_bytes) {
+    return fail(error, GGUF_BAD_ARGUMENT, "%s: scratch_bytes is %lld; wanted: %lld or more", p.op, Long{p.scratch_bytes},
+                Long{scratch_bytes});
   }
   return GGUF_OK;
+}
+
+// The part of the kernels' arguments that the two products have in common.
+MatVecArgs product_args(const Product& p, void* out, ActivationView activations) {
+  MatVecArgs args{};
+  args.weight = static_cast<const uint8_t*>(p.weight);
+  args.x = activations;
+  args.out = out;
+  args.dtype = static_cast<Dtype>(p.dtype);
+  args.row_bytes = p.cols / p.format->block_elements * p.format->block_bytes;
+  args.rows = p.rows;
+  args.cols = p.cols;
+  return args;
 }
 
 }  // namespace
@@ -158,10 +188,10 @@ extern "C" int gguf_dequantize(const GgufDequantizeParams* params, GgufError* er
                 static_cast<long long>(params->block_begin), static_cast<long long>(params->block_end));
   }
   if (params->block_begin == params->block_end) return GGUF_OK;
-  if (params->weight == nullptr || !aligned(params->weight, 2)) {
+  if (params->weight == nullptr || remainder(params->weight, 2) != 0) {
     return fail(error, GGUF_BAD_ARGUMENT, "%s: weight is %p; wanted: a pointer aligned to 2 bytes", op, params->weight);
   }
-  if (params->out == nullptr || !aligned(params->out, 16)) {
+  if (params->out == nullptr || remainder(params->out, 16) != 0) {
     return fail(error, GGUF_BAD_ARGUMENT, "%s: out is %p; wanted: a pointer aligned to 16 bytes", op, params->out);
   }
   return launched(error, op, "dequantiser", format->dequantize(*params));
@@ -172,25 +202,18 @@ extern "C" int gguf_mul_mat_vec_a8(const GgufMulMatVecParams* params, GgufError*
   int code;
   const FormatOps* format = find_format(GGUF_OP_MUL_MAT_VEC, params->type, error, &code);
   if (format == nullptr) return code;
-  code = check_product(op, *format, params->weight, params->x, params->out, params->scratch, params->scratch_bytes, params->vectors,
-                       params->rows, params->cols, params->dtype, error);
+  const Product product{op, format, params->weight, true, params->x, params->out, params->scratch, params->scratch_bytes,
+                        params->vectors, params->rows, params->cols, params->dtype};
+  code = check_product(product, error);
   if (code != GGUF_OK || params->vectors == 0 || params->rows == 0) return code;
 
   const cudaStream_t stream = static_cast<cudaStream_t>(params->stream);
   const ActivationView activations = activation_view(params->scratch, params->vectors, params->cols);
   code = launched(error, op, "activation quantiser",
-                  launch_quantize(static_cast<GgufScalar>(params->dtype), params->x, params->x_stride, activations, params->vectors,
-                                  params->cols, stream));
+                  launch_quantize(static_cast<GgufScalar>(params->dtype), params->x, params->x_stride, activations,
+                                  params->vectors, params->cols, stream));
   if (code != GGUF_OK) return code;
-
-  MatVecArgs args{};
-  args.weight = static_cast<const uint8_t*>(params->weight);
-  args.x = activations;
-  args.out = params->out;
-  args.dtype = static_cast<Dtype>(params->dtype);
-  args.row_bytes = params->cols / format->block_elements * format->block_bytes;
-  args.rows = params->rows;
-  args.cols = params->cols;
+  const MatVecArgs args = product_args(product, params->out, activations);
   return launched(error, op, "product", format->mul_mat_vec(args, params->vectors, stream));
 }
 
@@ -199,36 +222,35 @@ extern "C" int gguf_moe_a8_vec(const GgufMoeVecParams* params, GgufError* error)
   int code;
   const FormatOps* format = find_format(GGUF_OP_MOE_VEC, params->type, error, &code);
   if (format == nullptr) return code;
-  code = check_product(op, *format, params->weight, params->x, params->out, params->scratch, params->scratch_bytes, params->tokens,
-                       params->rows, params->cols, params->dtype, error);
-  if (code != GGUF_OK) return code;
-  if (params->experts < 0) return fail(error, GGUF_BAD_ARGUMENT, "%s: experts is %lld; wanted: 0 or more", op, static_cast<long long>(params->experts));
-  if (params->top_k < 0) return fail(error, GGUF_BAD_ARGUMENT, "%s: top_k is %lld; wanted: 0 or more", op, static_cast<long long>(params->top_k));
-  if (params->ids_bits != 32 && params->ids_bits != 64) return fail(error, GGUF_BAD_ARGUMENT, "%s: ids_bits is %d; wanted: 32 or 64", op, params->ids_bits);
-  if (params->tokens == 0 || params->rows == 0 || params->top_k == 0) return GGUF_OK;
-  if (params->ids == nullptr || !aligned(params->ids, static_cast<uintptr_t>(params->ids_bits / 8))) {
-    return fail(error, GGUF_BAD_ARGUMENT, "%s: ids is %p; wanted: a pointer aligned to %d bytes", op, params->ids, params->ids_bits / 8);
+  const auto bad = [&](const char* name, long long found, const char* wanted) {
+    return fail(error, GGUF_BAD_ARGUMENT, "%s: %s is %lld; wanted: %s", op, name, found, wanted);
+  };
+  if (params->experts < 0) return bad("experts", params->experts, "0 or more");
+  if (params->top_k < 0) return bad("top_k", params->top_k, "0 or more");
+  if (params->ids_bits != 32 && params->ids_bits != 64) return bad("ids_bits", params->ids_bits, "32 or 64");
+  // Without a slot there is nothing to compute, whatever the number of tokens.
+  const int64_t tokens = params->top_k == 0 ? 0 : params->tokens;
+  const Product product{op, format, params->weight, params->experts > 0, params->x, params->out, params->scratch,
+                        params->scratch_bytes, tokens, params->rows, params->cols, params->dtype};
+  code = check_product(product, error);
+  if (code != GGUF_OK || tokens == 0 || params->rows == 0) return code;
+  if (params->ids == nullptr) return bad("ids", 0, "a pointer");
+  if (remainder(params->ids, params->ids_bits / 8) != 0) {
+    return bad("the address of ids modulo its element", remainder(params->ids, params->ids_bits / 8), "0");
   }
 
   const cudaStream_t stream = static_cast<cudaStream_t>(params->stream);
-  const ActivationView activations = activation_view(params->scratch, params->tokens, params->cols);
+  const ActivationView activations = activation_view(params->scratch, tokens, params->cols);
   code = launched(error, op, "activation quantiser",
-                  launch_quantize(static_cast<GgufScalar>(params->dtype), params->x, params->x_stride, activations, params->tokens,
+                  launch_quantize(static_cast<GgufScalar>(params->dtype), params->x, params->x_stride, activations, tokens,
                                   params->cols, stream));
   if (code != GGUF_OK) return code;
-
   MoeVecArgs args{};
-  args.product.weight = static_cast<const uint8_t*>(params->weight);
-  args.product.x = activations;
-  args.product.out = params->out;
-  args.product.dtype = static_cast<Dtype>(params->dtype);
-  args.product.row_bytes = params->cols / format->block_elements * format->block_bytes;
-  args.product.rows = params->rows;
-  args.product.cols = params->cols;
+  args.product = product_args(product, params->out, activations);
   args.ids = params->ids;
   args.experts = params->experts;
   args.expert_bytes = args.product.row_bytes * params->rows;
   args.top_k = params->top_k;
   args.wide_ids = params->ids_bits == 64;
-  return launched(error, op, "routed product", format->moe_vec(args, params->tokens, stream));
+  return launched(error, op, "routed product", format->moe_vec(args, tokens, stream));
 }

@@ -1,4 +1,6 @@
 // Launches of the activation quantiser.
+#include <algorithm>
+
 #include "launch/format_ops.h"
 #include "launch/grid.cuh"
 
@@ -7,11 +9,13 @@ namespace {
 
 template <typename T>
 cudaError_t launch_as(QuantizeArgs args, int64_t vectors, cudaStream_t stream) {
-  const Extent blocks{ceil_div(args.cols, kQuantizeThreads * kQuantizePerThread), vectors};
-  return for_each_grid(blocks, kQuantizeThreads, [&](Extent origin, dim3 grid) {
+  const int64_t waves = ceil_div(args.cols, kWave * kQuantizePerThread);
+  const int threads = static_cast<int>(std::min<int64_t>(waves * kWave, kQuantizeThreads));
+  const Extent blocks{ceil_div(args.cols, std::max(threads, 1) * kQuantizePerThread), vectors};
+  return for_each_grid(blocks, threads, [&](Extent origin, dim3 grid) {
     args.first_chunk = origin.x;
     args.first_vector = origin.y;
-    quantize_activations<T><<<grid, kQuantizeThreads, 0, stream>>>(args);
+    quantize_activations<T><<<grid, threads, 0, stream>>>(args);
   });
 }
 

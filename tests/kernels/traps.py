@@ -1,0 +1,390 @@
+"""The known traps of kernels like these: for each the tests that hold it, and a seeded mutant that those tests kill.
+
+A mutant is a textual replacement in kernels/csrc whose old text occurs exactly once; it is the very mistake that the
+trap is about. test_traps.py builds each and runs the named tests on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ALL_TRAPS", "ELSEWHERE", "TRAPS", "Trap"]
+
+ALL_TRAPS = range(1, 19)
+"""The numbers of the project's list of traps; each is in TRAPS or in ELSEWHERE."""
+
+_MAT_VEC = "device/mat_vec.cuh"
+_ACTIVATIONS = "device/activations.cuh"
+_PLATFORM = "device/platform.cuh"
+_OPS = "launch/ops.cu"
+_GRID = "launch/grid.cuh"
+_FORMAT_OPS = "launch/format_ops.cuh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trap:
+    """One mistake. tests: node ids below tests/kernels, each of which fails with the mutant and passes without."""
+
+    number: int
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        return f"{self.number}-{self.what.replace(' ', '-')}"
+
+
+TRAPS = (
+    Trap(
+        number=1,
+        what="int64 ids read as int32",
+        file=_MAT_VEC,
+        old="args.wide_ids ? static_cast<const int64_t*>(args.ids)[z] : static_cast<const int32_t*>(args.ids)[z]",
+        new="static_cast<const int32_t*>(args.ids)[z]",
+        tests=("test_products.py::test_moe_vec", "test_memory.py::test_routed_products_write_every_row"),
+    ),
+    Trap(
+        number=1,
+        what="low half of an int64 id",
+        file=_MAT_VEC,
+        old="static_cast<const int64_t*>(args.ids)[z] :",
+        new="static_cast<int32_t>(static_cast<const int64_t*>(args.ids)[z]) :",
+        tests=("test_products.py::test_moe_ids_that_name_no_expert_give_zeros",),
+    ),
+    Trap(
+        number=1,
+        what="minus one reads before the weights",
+        file=_MAT_VEC,
+        old="if (expert < 0 || expert >= args.experts)",
+        new="if (expert >= args.experts)",
+        tests=("test_products.py::test_moe_ids_that_name_no_expert_give_zeros",),
+    ),
+    Trap(
+        number=1,
+        what="ids past the last expert read behind the weights",
+        file=_MAT_VEC,
+        old="if (expert < 0 || expert >= args.experts)",
+        new="if (expert < 0)",
+        tests=("test_products.py::test_moe_ids_that_name_no_expert_give_zeros",),
+    ),
+    Trap(
+        number=1,
+        what="ids past 255 dropped",
+        file=_MAT_VEC,
+        old="if (expert < 0 || expert >= args.experts)",
+        new="if (expert < 0 || expert > 255 || expert >= args.experts)",
+        tests=("test_products.py::test_moe_vec",),
+    ),
+    Trap(
+        number=1,
+        what="skipped rows left unwritten",
+        file=_MAT_VEC,
+        old="if (lane < kRows && first_row + lane < product.rows) {",
+        new="if (false) {",
+        tests=("test_memory.py::test_routed_products_write_every_row",),
+    ),
+    Trap(
+        number=3,
+        what="expert offset of 32 bits",
+        file=_MAT_VEC,
+        old="product.weight + expert * args.expert_bytes",
+        new="product.weight + static_cast<int32_t>(expert * args.expert_bytes)",
+        tests=("test_memory.py::test_experts_past_2_to_the_31_bytes",),
+    ),
+    Trap(
+        number=3,
+        what="group index of 32 bits in dequantise",
+        file="device/dequantize.cuh",
+        old="const uint64_t block = static_cast<uint64_t>(group) / kGroups;",
+        new="const uint64_t block = static_cast<uint32_t>(group) / kGroups;",
+        tests=("test_memory.py::test_dequantize_past_2_to_the_31_elements",),
+    ),
+    Trap(
+        number=3,
+        what="stride of x of 32 bits",
+        file=_ACTIVATIONS,
+        old="vector * args.x_stride + col",
+        new="static_cast<int32_t>(vector * args.x_stride) + col",
+        tests=("test_memory.py::test_vectors_more_than_2_to_the_31_elements_apart",),
+    ),
+    Trap(
+        number=4,
+        what="vectors past 65535 in one grid",
+        file=_GRID,
+        old="#define GGUF_MAX_GRID_YZ 65535ll",
+        new="#define GGUF_MAX_GRID_YZ 0x7fffffffll",
+        tests=("test_products.py::test_many_vectors", "test_products.py::test_many_slots"),
+    ),
+    Trap(
+        number=4,
+        what="second launch starts at zero",
+        file=_GRID,
+        old="launch(Extent{x, y, z}, grid);",
+        new="launch(Extent{x, 0, z}, grid);",
+        tests=("test_products.py::test_many_vectors", "test_products.py::test_many_slots"),
+    ),
+    Trap(
+        number=4,
+        what="slots past the first launch lost",
+        file=_FORMAT_OPS,
+        old="part.first_slot = origin.z;",
+        new="part.first_slot = 0;",
+        tests=("test_memory.py::test_launches_split_in_every_direction",),
+    ),
+    Trap(
+        number=4,
+        what="launch errors unchecked",
+        file=_GRID,
+        old="if (status != cudaSuccess) return status;",
+        new="(void)status;",
+        tests=("test_memory.py::test_a_failed_launch_is_an_error",),
+    ),
+    Trap(
+        number=5,
+        what="rest of K dropped",
+        file=_MAT_VEC,
+        old="if (base + lane < tiles) step(base + lane);",
+        new="",
+        tests=("test_products.py::test_mul_mat_vec", "test_products.py::test_moe_vec"),
+    ),
+    Trap(
+        number=5,
+        what="K read in whole waves",
+        file=_MAT_VEC,
+        old="if (base + lane < tiles) step(base + lane);",
+        new="step(base + lane);",
+        tests=("test_memory.py::test_products_stay_inside_exact_buffers",),
+    ),
+    Trap(
+        number=5,
+        what="row past the last read",
+        file=_MAT_VEC,
+        old="(first_row + r < last ? first_row + r : last) * args.row_bytes",
+        new="((void)last, first_row + r) * args.row_bytes",
+        tests=("test_memory.py::test_products_stay_inside_exact_buffers",),
+    ),
+    Trap(
+        number=5,
+        what="row past the last written",
+        file=_MAT_VEC,
+        old="lane < kRows * kVectors && own_row < args.rows",
+        new="lane < kRows * kVectors",
+        tests=("test_memory.py::test_products_stay_inside_exact_buffers",),
+    ),
+    Trap(
+        number=5,
+        what="block read in whole words past its end",
+        file=_PLATFORM,
+        old="  memcpy(got.words, at + 2, 4 * N);\n",
+        new="  uint32_t more[N + 1];\n  memcpy(more, at + 2, 4 * N + 4);\n  memcpy(got.words, more, 4 * N);\n"
+        '  asm volatile("" ::"r"(more[N]));\n',
+        tests=("test_memory.py::test_products_stay_inside_exact_buffers",),
+    ),
+    Trap(
+        number=6,
+        what="rows of x taken as adjacent",
+        file=_ACTIVATIONS,
+        old="vector * args.x_stride + col",
+        new="vector * args.cols + col",
+        tests=("test_products.py::test_x_of_any_strides",),
+    ),
+    Trap(
+        number=6,
+        what="elements of x taken as adjacent",
+        file="binding.cpp",
+        old="X.size(1) <= 1 || X.stride(1) == 1 ? X : torch::stable::contiguous(X)",
+        new="X",
+        tests=("test_products.py::test_x_of_any_strides",),
+    ),
+    Trap(
+        number=6,
+        what="ids taken as contiguous",
+        file="binding.cpp",
+        old="topk_ids.is_contiguous() ? topk_ids : torch::stable::contiguous(topk_ids)",
+        new="topk_ids",
+        tests=("test_products.py::test_moe_ids_may_have_strides",),
+    ),
+    Trap(
+        number=6,
+        what="empty batch not foreseen",
+        file=_OPS,
+        old="  if (p.vectors == 0 || p.rows == 0) return GGUF_OK;\n",
+        new="",
+        tests=("test_products.py::test_nothing_in_nothing_out",),
+    ),
+    Trap(
+        number=7,
+        what="unknown type runs some kernel",
+        file=_OPS,
+        old="if (format.type == type && has_op(format, op)) return &format;",
+        new="if ((format.type == type || type == 5 || type == 9) && has_op(format, op)) return &format;",
+        tests=(
+            "test_interface.py::test_wrong_input_is_refused_in_words[unknown type]",
+            "test_interface.py::test_wrong_input_is_refused_in_words[activation type]",
+        ),
+    ),
+    Trap(
+        number=8,
+        what="block sum in half precision",
+        file="formats/q4_0.cu",
+        old="int total = -8 * x->sum;",
+        new="const float s = __half2float(__float2half_rn(x->d * static_cast<float>(x->sum)));\n"
+        "    int total = -8 * static_cast<int>(s / x->d);",
+        tests=("test_products.py::test_large_activations_do_not_overflow_the_block_sum",),
+    ),
+    Trap(
+        number=9,
+        what="scale of the first vector for all",
+        file=_MAT_VEC,
+        old="scale[v] = args.x.scale + (x_vector + v) *",
+        new="scale[v] = args.x.scale + x_vector *",
+        tests=("test_products.py::test_scales_a_thousandfold_apart_and_nan_stay_in_their_vector",),
+    ),
+    Trap(
+        number=9,
+        what="scale shared by more than a block",
+        file=_ACTIVATIONS,
+        old="  other = wave_xor<4>(largest);\n",
+        new="  other = wave_xor<8>(largest);\n",
+        tests=("test_products.py::test_mul_mat_vec",),
+    ),
+    Trap(
+        number=9,
+        what="NaN swallowed by the maximum",
+        file=_ACTIVATIONS,
+        old="      bits &= 0x7fffffffu;\n",
+        new="      bits &= 0x7fffffffu;\n      if (bits > 0x7f800000u) bits = 0;\n",
+        tests=("test_products.py::test_scales_a_thousandfold_apart_and_nan_stay_in_their_vector",),
+    ),
+    Trap(
+        number=10,
+        what="one yes for all formats",
+        file=_OPS,
+        old="  int code;\n  find_format(op, type, error, &code);\n  return code;\n",
+        new="  return GGUF_OK;\n",
+        tests=("test_interface.py::test_supports_answers_by_operator_format_and_device",),
+    ),
+    Trap(
+        number=11,
+        what="registration deleted",
+        file="binding.cpp",
+        old='  m.impl("ggml_moe_a8_vec", TORCH_BOX(&ggml_moe_a8_vec));\n',
+        new="",
+        tests=(
+            "test_interface.py::test_every_operator_is_registered[ggml_moe_a8_vec]",
+            "test_products.py::test_moe_vec",
+        ),
+    ),
+    Trap(
+        number=11,
+        what="schema deleted",
+        file="binding.cpp",
+        old='  m.def("ggml_mul_mat_vec_a8(Tensor W, Tensor X, int type, SymInt row) -> Tensor");\n',
+        new="",
+        tests=("test_interface.py::test_every_operator_is_registered[ggml_mul_mat_vec_a8]",),
+    ),
+    Trap(
+        number=12,
+        what="synchronisation in a launch",
+        file=_OPS,
+        old="  if (status == cudaSuccess) return GGUF_OK;\n",
+        new="  cudaDeviceSynchronize();\n  if (status == cudaSuccess) return GGUF_OK;\n",
+        tests=("test_memory.py::test_the_launch_layer_neither_allocates_nor_synchronises",),
+    ),
+    Trap(
+        number=12,
+        what="scratch from the runtime",
+        file=_OPS,
+        old="  MoeVecArgs args{};\n",
+        new="  MoeVecArgs args{};\n  void* more = nullptr;\n  cudaMalloc(&more, 1 << 20);\n",
+        tests=("test_memory.py::test_the_launch_layer_neither_allocates_nor_synchronises",),
+    ),
+    Trap(
+        number=13,
+        what="scratch never freed",
+        file="binding.cpp",
+        old="  const Tensor scratch = empty(X, {scratch_bytes}, ScalarType::Byte);\n  GgufMulMatVecParams params{};\n",
+        new="  const Tensor& scratch = *new Tensor(empty(X, {scratch_bytes}, ScalarType::Byte));\n"
+        "  GgufMulMatVecParams params{};\n",
+        tests=(
+            "test_memory.py::test_scratch_is_freed",
+            "test_memory.py::test_every_buffer_of_an_operator_comes_from_torch",
+        ),
+    ),
+    Trap(
+        number=14,
+        what="waves of 64",
+        file=_PLATFORM,
+        old="constexpr int kWave = 32;",
+        new="constexpr int kWave = 64;",
+        tests=("test_products.py::test_mul_mat_vec",),
+    ),
+    Trap(
+        number=14,
+        what="mask of half a wave's sum",
+        file=_PLATFORM,
+        old="  value += wave_xor<16>(value);\n",
+        new="",
+        tests=("test_products.py::test_mul_mat_vec", "test_products.py::test_moe_vec"),
+    ),
+    Trap(
+        number=15,
+        what="zeros for results",
+        file=_MAT_VEC,
+        old="(out_vector + lane / kRows) * args.rows + own_row, result);",
+        new="(out_vector + lane / kRows) * args.rows + own_row, 0.0f * result);",
+        tests=("test_products.py::test_mul_mat_vec", "test_products.py::test_moe_vec", "test_real_weights.py"),
+    ),
+    Trap(
+        number=15,
+        what="d rounded to half",
+        file=_ACTIVATIONS,
+        old="const float d = amax / 127.0f;",
+        new="const float d = __half2float(__float2half_rn(amax / 127.0f));",
+        tests=("test_products.py::test_mul_mat_vec",),
+    ),
+    Trap(
+        number=15,
+        what="halves rounded to even",
+        file=_ACTIVATIONS,
+        old="roundf(x[i] / d)",
+        new="rintf(x[i] / d)",
+        tests=("test_products.py::test_activations_round_halves_away_from_zero",),
+    ),
+    Trap(
+        number=15,
+        what="product with a reciprocal for the division",
+        file=_ACTIVATIONS,
+        old="roundf(x[i] / d)",
+        new="roundf(x[i] * (127.0f / amax))",
+        tests=("test_products.py::test_quotients_next_to_a_half",),
+    ),
+    Trap(
+        number=16,
+        what="down projection reads its token's row",
+        file=_MAT_VEC,
+        old="product.weight + expert * args.expert_bytes, first_row, token, z);",
+        new="product.weight + expert * args.expert_bytes, first_row, z / (args.top_k + 1), z);",
+        tests=(
+            "test_products.py::test_down_projection_from_the_kernels_own_intermediates",
+            "test_products.py::test_moe_vec",
+        ),
+    ),
+    Trap(
+        number=18,
+        what="device properties asked for at each call",
+        file=_OPS,
+        old="  const MatVecArgs args = product_args(product, params->out, activations);\n",
+        new="  const MatVecArgs args = product_args(product, params->out, activations);\n"
+        "  cudaDeviceProp properties;\n  cudaGetDeviceProperties(&properties, 0);\n",
+        tests=("test_memory.py::test_the_launch_layer_neither_allocates_nor_synchronises",),
+    ),
+)
+
+ELSEWHERE = {
+    2: "num_tokens_post_padded belongs to the grouped product, ggml_moe_a8, which is not here yet",
+    17: "no kernel here uses the matrix cores",
+}
