@@ -303,6 +303,37 @@ def test_what_the_metadata_and_the_descriptor_disagree_about(samples: Samples) -
     assert [finding.rule for finding in only(inspect(lost)).findings] == ["descriptor-missing"]
 
 
+def test_what_cannot_be_seen_is_said(samples: Samples) -> None:
+    """A library without section headers, and one whose fat binary has another section's name."""
+    path = samples.folder / "odd.so"
+    data = bytearray(two_targets(samples).read_bytes())
+    path.write_bytes(data.replace(b".hip_fatbin\0", b".hip_fatlin\0"))
+    assert [(f.severity, f.rule) for f in only(inspect(path)).findings] == [("error", "fatbin-missing")]
+    data[40:48] = data[60:64] = b"\0" * 8  # e_shoff, e_shnum
+    path.write_bytes(data)
+    assert [(f.severity, f.rule) for f in only(inspect(path)).findings] == [("error", "no-sections")]
+
+
+def test_sections_and_archives_that_repeat_themselves(samples: Samples) -> None:
+    """65,000 headers of one section, and archives one inside the other: an answer at once."""
+    path = samples.folder / "repeated.so"
+    data = bytearray(two_targets(samples).read_bytes())
+    (start,), (number,) = struct.unpack_from("<Q", data, 40), struct.unpack_from("<H", data, 60)
+    headers = [bytes(data[start + 64 * i : start + 64 * i + 64]) for i in range(number)]
+    fatbin = next(i for i, row in enumerate(headers) if struct.unpack_from("<Q", row, 32)[0] > 20_000)
+    data[40:48] = struct.pack("<Q", len(data))
+    data[60:62] = struct.pack("<H", 65_000)
+    path.write_bytes(data + b"".join(headers) + headers[fatbin] * (65_000 - number))
+    with pytest.raises(InputError, match="overlap"):
+        inspect(path)
+    inner = b"!<arch>\n"
+    for _ in range(2000):
+        inner = b"!<arch>\n" + f"{'x/':<48}{len(inner):<10}`\n".encode() + inner + b"\n" * (len(inner) & 1)
+    (samples.folder / "nested.a").write_bytes(inner)
+    with pytest.raises(InputError, match="nothing to look into"):
+        inspect(samples.folder / "nested.a")
+
+
 def test_code_objects_in_the_wrong_bundle_entry(samples: Samples) -> None:
     swapped = samples.folder / "swapped.hipfb"
     data = samples.bundle("right.hipfb", ["gfx1201", "gfx1100"]).read_bytes()

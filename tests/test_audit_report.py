@@ -341,6 +341,15 @@ def test_json_is_stable(build: Build, name: Path) -> None:
     assert [command["ok"] for command in value["commands"]] == [True] * 6
 
 
+def test_names_cannot_write_to_the_terminal(build: Build, name: Path) -> None:
+    evil = build.samples.code("gfx1201").read_bytes().replace(b"plain", b"\x1b[2Jx")
+    with zipfile.ZipFile(name, "w") as wheel:
+        wheel.writestr("\x1b[31mred.co", evil)
+    text = audit_paths([name], targets=["gfx1100"]).to_table()
+    assert "\x1b" not in text
+    assert "\\x1b[31mred.co" in text
+
+
 @pytest.mark.parametrize("width", [80, 100])
 def test_the_table_fits(width: int, build: Build, name: Path) -> None:
     text = audit_paths([build.wheel(name), build.samples.code("gfx1201", "-mwavefrontsize64")]).to_table(width)

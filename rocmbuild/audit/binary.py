@@ -160,13 +160,15 @@ def inspect(path: Path, *, demangle: bool = True, demanglers: Sequence[Path] = (
     return BinaryReport(path=str(path), wheel=wheel, libraries=libraries, evidence=evidence)
 
 
-def _file(data: Data, name: str, head: bytes) -> Iterator[Library]:
-    """The library or libraries in one file; none where its kind is not known."""
+def _file(data: Data, name: str, head: bytes, *, member: bool = False) -> Iterator[Library]:
+    """The library or libraries in one file; none where its kind is not known. member: of an archive."""
     if head.startswith(MAGIC):
         if is_elf64(data):
             yield _elf(data, name)
     elif is_bundle(head):
         yield _library(data, name, "bundle", [data], None)
+    elif member:
+        return  # what linkers leave alone: other files, and archives inside archives
     elif head.startswith(_ARCHIVE):
         yield from _archive(data, name)
     elif head.startswith(_THIN):
@@ -190,9 +192,18 @@ def _elf(data: Data, name: str) -> Library:
         )
     kind: Kind = "object" if elf.type == 1 else "shared library" if elf.type == 3 else "executable"
     host = _host_side(elf)
+    areas = [elf.contents(s) for s in elf.sections if s.name.startswith((_FATBIN, _RDC_SECTION))]
+    if sum(area.size for area in areas) > data.size:
+        raise data.error(0, "the sections with device code overlap: together they are larger than the file")
     areas = [elf.contents(s) for s in elf.sections if s.name == _FATBIN]
     library = _library(data, name, kind, areas, host)
     extra, codes = [], []
+    if kind != "object" and not elf.sections:
+        message = "no section headers: whether device code is in it cannot be seen"
+        extra.append(_finding("error", "no-sections", message, name))
+    elif kind != "object" and elf.section(".hipFatBinSegment") and not any(area.size for area in areas):
+        message = f"registers a fat binary, and has no section {_FATBIN} to find it in"
+        extra.append(_finding("error", "fatbin-missing", message, name))
     for section in elf.sections:
         if section.name.startswith(_RDC_SECTION) and "-gfx" in section.name:
             part = elf.contents(section)
@@ -306,7 +317,8 @@ def _archive(data: Data, name: str) -> Iterator[Library]:
         elif label.startswith(b"/") and label[1:].isdigit():
             label = names[int(label[1:]) :].split(b"\n", 1)[0]
         text = label.removesuffix(b"/").decode("utf-8", "backslashreplace")
-        yield from _file(member, f"{name}({text})", member.read(0, min(24, member.size), "magic"))
+        head = member.read(0, min(24, member.size), "magic")
+        yield from _file(member, f"{name}({text})", head, member=True)
 
 
 def _wheel(path: Path) -> tuple[tuple[Library, ...], Mapping[str, Any] | None]:

@@ -96,6 +96,8 @@ class Elf:
         areas = [
             self.data.window(s.offset, s.file_size, "note segment") for s in self.segments if s.type == PT_NOTE
         ] or [self.contents(s) for s in self.sections if s.type == SHT_NOTE]
+        if sum(area.size for area in areas) > self.data.size:
+            raise self.data.error(0, "the notes overlap: together they are larger than the file")
         for area in areas:
             offset = 0
             while offset + 12 <= area.size:

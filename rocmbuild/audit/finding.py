@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from rocmbuild.errors import printable
+
 __all__ = ["Finding", "Severity", "has_errors"]
 
 Severity = Literal["error", "warning", "note"]
@@ -29,7 +31,7 @@ class Finding:
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
-        return f"{self.severity}: {place}{self.message} [{self.rule}]"
+        return printable(f"{self.severity}: {place}{self.message} [{self.rule}]", limit=10_000)
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:

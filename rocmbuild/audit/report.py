@@ -17,7 +17,7 @@ from rocmbuild.audit.demangle import short_name
 from rocmbuild.audit.finding import Finding, Severity, has_errors
 from rocmbuild.audit.record import Command, Record, parse_record, read_record
 from rocmbuild.console import table
-from rocmbuild.errors import InputError
+from rocmbuild.errors import InputError, printable
 
 __all__ = ["AuditReport", "Compiled", "audit", "audit_paths"]
 
@@ -348,7 +348,8 @@ def _wave_findings(library: Library, severity: Severity) -> list[Finding]:
     for target, kernels in sorted(wide.items()):
         if kernels:
             first = short_name(kernels[0].demangled)
-            message = f"{len(kernels)} of {total[target]} kernels for {target} are wave64 (first: {first})"
+            widths = "/".join(sorted({str(w) for k in kernels for w in (k.wave, k.descriptor_wave) if w and w != WAVE}))
+            message = f"{len(kernels)} of {total[target]} kernels for {target} are wave{widths} (first: {first})"
             found.append(Finding(severity=severity, rule="wave64", message=message, where=library.name))
     return found
 
@@ -414,7 +415,7 @@ def _lines(report: AuditReport, width: int) -> list[str]:
         rows.append(("emitted", " ".join(report.emitted) or "no device code"))
     lines = [line for name, value in rows for line in _wrapped(f"{name:<11}", value, width)]
     for library in report.libraries:
-        lines += ["", library.name, *_about(library, width)]
+        lines += ["", printable(library.name, limit=1000), *_about(library, width)]
         if library.code_objects:
             lines += ["", *_kernel_table(library.code_objects, width)]
     if report.findings:
@@ -454,7 +455,7 @@ def _about(library: Library, width: int) -> list[str]:
         ):
             if names:
                 wants.append(f"{len(names)} {what}")
-        lines += _wrapped("  host     ", "; ".join(wants), width)
+        lines += _wrapped("  host     ", printable("; ".join(wants), limit=10_000), width)
     return lines
 
 
@@ -463,7 +464,7 @@ def _kernel_table(codes: Sequence[CodeObject], width: int) -> list[str]:
     header = ("kernel", "target", "wave", "VGPR", "SGPR", "AGPR", "spills", "LDS", "scratch")
     rows = [
         (
-            short_name(kernel.demangled),
+            printable(short_name(kernel.demangled), limit=1000),
             code.target,
             kernel.wave,
             kernel.vgpr,
