@@ -75,7 +75,7 @@ def main(library: NativeLibrary) -> None:
             x, values = stored(rng.standard_normal((case.vectors, case.cols)).astype(np.float32), dtype)
             scratch_bytes = library.activation_bytes(case.vectors, case.cols)
             with Buffers() as buffers:
-                out = buffers.of(np.full((case.vectors, case.rows), -1, x.dtype))
+                out = buffers.of(np.full((case.vectors, case.rows), 1, x.dtype))
                 params = MulMatVecParams(
                     weight=buffers.of(weight),
                     x=buffers.of(x),
