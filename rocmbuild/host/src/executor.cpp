@@ -34,8 +34,12 @@
 #define ROCMBUILD_HOST_ASAN 0
 #endif
 #if ROCMBUILD_HOST_ASAN
-#include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
+extern "C" {  // the interface that the sanitizer documents; its headers are in another package than a compiler
+void __sanitizer_start_switch_fiber(void** fake_stack_save, const void* bottom, size_t size);
+void __sanitizer_finish_switch_fiber(void* fake_stack_save, const void** bottom_old, size_t* size_old);
+void __asan_poison_memory_region(void const volatile* address, size_t size);
+void __asan_unpoison_memory_region(void const volatile* address, size_t size);
+}
 #define UNCHECKED __attribute__((no_sanitize("address", "undefined")))
 #else
 #define UNCHECKED
@@ -50,6 +54,7 @@ ROCMBUILD_HOST_API void rocmbuild_host_start(void** save, void* top, void (*func
 ROCMBUILD_HOST_API void rocmbuild_host_jump(void* stack);
 }
 
+// A stack that waits holds, at its top, the address at which it goes on, and below that what the code there restores.
 __asm__(R"(
 .text
 .p2align 4
@@ -70,8 +75,13 @@ rocmbuild_host_switch:
     .cfi_adjust_cfa_offset 8
     pushq %r15
     .cfi_adjust_cfa_offset 8
+    leaq .Lrocmbuild_host_resume(%rip), %rax
+    pushq %rax
     movq %rsp, (%rdi)
     movq %rsi, %rsp
+    popq %rax
+    jmp *%rax
+.Lrocmbuild_host_resume:
     popq %r15
     .cfi_adjust_cfa_offset -8
     popq %r14
@@ -101,6 +111,8 @@ rocmbuild_host_start:
     pushq %r13
     pushq %r14
     pushq %r15
+    leaq .Lrocmbuild_host_resume(%rip), %rax
+    pushq %rax
     movq %rsp, (%rdi)
     movq %rsi, %rsp
     xorl %ebp, %ebp
@@ -116,13 +128,8 @@ rocmbuild_host_start:
 .type rocmbuild_host_jump, @function
 rocmbuild_host_jump:
     movq %rdi, %rsp
-    popq %r15
-    popq %r14
-    popq %r13
-    popq %r12
-    popq %rbx
-    popq %rbp
-    ret
+    popq %rax
+    jmp *%rax
 .size rocmbuild_host_jump, .-rocmbuild_host_jump
 )");
 
@@ -175,7 +182,6 @@ struct Wave {
     unsigned index;
     uint8_t lane_at[wave_size];
     uint8_t position_of[wave_size];
-    void* stack[wave_size];
     LaneHeader* header[wave_size];
     uint64_t value[wave_size];
     uint64_t result[wave_size];
@@ -199,6 +205,8 @@ struct Worker {
     uint32_t barrier_result;
     Job* job;
     LaneHeader* free_slots;
+    uintptr_t batches[wave_limit + 1];  // the mappings of the slots, as many as a block can need
+    unsigned batch_count;
     void* main_stack;
     void* main_fake_stack;
     const void* main_bottom;
@@ -281,7 +289,11 @@ UNCHECKED uint64_t state_of(const Wave& wave, unsigned lane) {
     }
 }
 
+bool failing;  // atomic
+
 [[gnu::cold]] void fail(const Worker& worker, const char* format, ...) {
+    // Other threads may find the same fault in their blocks: the first one speaks, and ends them all.
+    while (__atomic_exchange_n(&failing, true, __ATOMIC_RELAXED)) pause();
     fflush(stdout);
     fprintf(stderr, "rocmbuild host executor: ");
     va_list arguments;
@@ -317,6 +329,7 @@ uintptr_t slot_base(const LaneHeader* header) { return reinterpret_cast<uintptr_
     if (memory == MAP_FAILED) fail_plainly("no memory for the stacks of a wave");
     const uintptr_t begin = reinterpret_cast<uintptr_t>(memory);
     const uintptr_t first = (begin + slot_size - 1) & ~(slot_size - 1);
+    worker.batches[worker.batch_count++] = first;
     if (first > begin) munmap(memory, first - begin);
     const uintptr_t end = first + count * slot_size;
     if (begin + wanted > end) munmap(reinterpret_cast<void*>(end), begin + wanted - end);
@@ -328,6 +341,7 @@ uintptr_t slot_base(const LaneHeader* header) { return reinterpret_cast<uintptr_
         header->worker = &worker;
         header->block = &worker.block;
         header->fake_stack = nullptr;
+        header->follower = nullptr;
         header->next_free = worker.free_slots;
         worker.free_slots = header;
     }
@@ -375,22 +389,61 @@ inline void enter(LaneHeader* header, Wave& wave, unsigned lane) {
 
 void lane_main(void* argument);
 
+#if !ROCMBUILD_HOST_ASAN
+/// rocmbuild_host_switch in place: with no call and return of its own, the processor's prediction of returns holds
+/// for lanes that wait at the same place. The 128 bytes are the red zone that the function around may use.
+inline __attribute__((always_inline)) void switch_stack(void** save, void* stack) {
+    __asm__ volatile(
+        "leaq -128(%%rsp), %%rsp\n\t"
+        "pushq %%rbp\n\t"
+        "pushq %%rbx\n\t"
+        "leaq 1f(%%rip), %%rax\n\t"
+        "pushq %%rax\n\t"
+        "movq %%rsp, (%%rdi)\n\t"
+        "movq %%rsi, %%rsp\n\t"
+        "popq %%rax\n\t"
+        "jmp *%%rax\n"
+        "1:\n\t"
+        "popq %%rbx\n\t"
+        "popq %%rbp\n\t"
+        "leaq 128(%%rsp), %%rsp"
+        : "+D"(save), "+S"(stack)
+        :
+        : "rax", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1", "xmm2", "xmm3",
+          "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "memory",
+          "cc");
+}
+#endif
+
+/// From the lane of `header`, which waits, to one that has no stack yet.
+[[gnu::noinline]] UNCHECKED void start_lane(LaneHeader* header, Wave& wave, unsigned lane) {
+    LaneHeader* fresh = take_slot(*header->worker);
+    enter(fresh, wave, lane);
+#if ROCMBUILD_HOST_ASAN
+    __asan_unpoison_memory_region(stack_bottom(fresh), stack_size(fresh));
+    __sanitizer_start_switch_fiber(&header->fake_stack, stack_bottom(fresh), stack_size(fresh));
+#endif
+    rocmbuild_host_start(&header->stack, fresh, lane_main, fresh);
+}
+
 /// From the lane of `header`, which waits, to another.
-UNCHECKED inline void switch_lane(LaneHeader* header, Wave& wave, unsigned lane) {
-    void** save = &header->wave->stack[header->lane];
+UNCHECKED inline __attribute__((always_inline)) void switch_lane(LaneHeader* header, Wave& wave, unsigned lane) {
     if (__builtin_expect(wave.started >> lane & 1, 1)) {
+        LaneHeader* target = wave.header[lane];
 #if ROCMBUILD_HOST_ASAN
-        __sanitizer_start_switch_fiber(&header->fake_stack, stack_bottom(wave.header[lane]), stack_size(wave.header[lane]));
+        __sanitizer_start_switch_fiber(&header->fake_stack, stack_bottom(target), stack_size(target));
+        rocmbuild_host_switch(&header->stack, target->stack);
+#else
+        // Lanes mostly follow one another as they did the time before. Going by that, and checking it on the side,
+        // keeps the search above out of the chain of loads that leads from one stack to the next.
+        LaneHeader* follower = header->follower;
+        LaneHeader* checked = follower;
+        __asm__("" : "+r"(checked));  // or the compiler would see that both are `target` and take that
+        if (__builtin_expect(checked != target, 0)) header->follower = follower = target;
+        switch_stack(&header->stack, follower->stack);
 #endif
-        rocmbuild_host_switch(save, wave.stack[lane]);
     } else {
-        LaneHeader* fresh = take_slot(*header->worker);
-        enter(fresh, wave, lane);
-#if ROCMBUILD_HOST_ASAN
-        __asan_unpoison_memory_region(stack_bottom(fresh), stack_size(fresh));
-        __sanitizer_start_switch_fiber(&header->fake_stack, stack_bottom(fresh), stack_size(fresh));
-#endif
-        rocmbuild_host_start(save, fresh, lane_main, fresh);
+        start_lane(header, wave, lane);
     }
 #if ROCMBUILD_HOST_ASAN
     __sanitizer_finish_switch_fiber(header->fake_stack, nullptr, nullptr);
@@ -555,18 +608,21 @@ void open_barrier(Worker& worker) {
     }
 }
 
-/// The lane of `header` waits; comes back when it may go on.
-UNCHECKED void suspend(LaneHeader* header) {
-    Wave* wave = header->wave;
-    uint32_t position = header->position;
-    if (!wave->ready) {
-        Wave* next = next_wave(*header->worker, wave);
-        if (next != wave) position = wave_size - 1;  // begin the other wave's round
-        wave = next;
-    }
-    const unsigned lane = take_ready(*wave, position);
+/// The lane of `header` waits and no other of its wave can run.
+[[gnu::noinline]] UNCHECKED void leave_wave(LaneHeader* header) {
+    Wave* wave = next_wave(*header->worker, header->wave);
+    const unsigned lane = take_ready(*wave, wave == header->wave ? header->position : wave_size - 1);
     if (wave == header->wave && lane == header->lane) return;
     switch_lane(header, *wave, lane);
+}
+
+/// The lane of `header` waits; comes back when it may go on.
+UNCHECKED inline __attribute__((always_inline)) void suspend(LaneHeader* header) {
+    Wave& wave = *header->wave;
+    if (__builtin_expect(wave.ready != 0, 1))
+        switch_lane(header, wave, take_ready(wave, header->position));
+    else
+        leave_wave(header);
 }
 
 /// Runs lanes on one stack until a lane that waits elsewhere has to go on there.
@@ -602,7 +658,7 @@ UNCHECKED void lane_main(void* argument) {
             __sanitizer_start_switch_fiber(&header->fake_stack, stack_bottom(wave->header[lane]),
                                            stack_size(wave->header[lane]));
 #endif
-            rocmbuild_host_jump(wave->stack[lane]);
+            rocmbuild_host_jump(wave->header[lane]->stack);
         }
         enter(header, *wave, lane);
     }
@@ -824,6 +880,15 @@ Worker* new_worker() {
     return worker;
 }
 
+void drop_dynamic(unsigned char* dynamic) { munmap(dynamic - page_size, dynamic_shared_limit + 2 * page_size); }
+
+void drop_worker(Worker* worker) {
+    if (worker->dynamic != fixed_dynamic) drop_dynamic(worker->dynamic);
+    for (unsigned i = 0; i < worker->batch_count; ++i) munmap(reinterpret_cast<void*>(worker->batches[i]), wave_size * slot_size);
+    free(worker->tls_saved);
+    munmap(worker, sizeof(Worker));
+}
+
 struct HelperStart {
     Pool* pool;
     unsigned number;
@@ -863,8 +928,7 @@ Pool& own_pool() {
     pthread_cond_init(&fresh->done, nullptr);
     fresh->workers[0] = new_worker();
     if (__atomic_compare_exchange_n(&pool, &current, fresh, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return *fresh;
-    if (!fixed_dynamic) munmap(fresh->workers[0]->dynamic - page_size, dynamic_shared_limit + 2 * page_size);
-    munmap(fresh->workers[0], sizeof(Worker));
+    drop_worker(fresh->workers[0]);
     free(fresh);
     return *current;
 }
@@ -920,6 +984,11 @@ __attribute__((destructor)) void stop_pool() {
     pthread_cond_broadcast(&own->wake);
     pthread_mutex_unlock(&own->mutex);
     for (unsigned i = 1; i <= own->helpers; ++i) pthread_join(own->threads[i], nullptr);
+    for (Worker* worker : own->workers)
+        if (worker) drop_worker(worker);
+    if (fixed_dynamic) drop_dynamic(fixed_dynamic);
+    free(own);
+    pool = nullptr;
 }
 
 unsigned processors() {

@@ -58,6 +58,8 @@ struct alignas(header_size) LaneHeader {
     const Block* block;
     Worker* worker;
     LaneHeader* next_free;  // while the slot is unused
+    LaneHeader* follower;   // the lane that ran next when this one last waited
+    void* stack;            // while the lane waits
     void* fake_stack;       // AddressSanitizer's, kept across switches
 };
 static_assert(sizeof(LaneHeader) == header_size, "a header fills its two cache lines");
