@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -361,3 +362,28 @@ def test_the_default_include_folder_is_never_a_flag(real: Toolchain) -> None:
     system = replace(real, prefix=Path("/usr"), include=Path("/usr/include"))
     assert not any("include" in flag or flag == "-isystem" for flag in system.compile_flags())
     assert "--hip-path=/usr" in system.compile_flags()
+
+
+def test_other_headers_in_the_default_folder_are_seen_and_do_not_mix(real: Toolchain, tmp_path: Path) -> None:
+    """With an old HIP's headers in /usr/include, the toolchain's own are used, and the note says what is there."""
+    if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode != 0:
+        require("mount namespaces (unshare -rm)")
+    old = tmp_path / "old" / "hip"
+    old.mkdir(parents=True)
+    version = "#define HIP_VERSION_MAJOR 5\n#define HIP_VERSION_MINOR 2\n#define HIP_VERSION_PATCH 21153\n"
+    (old / "hip_version.h").write_text(version)
+    for name in ("hip_runtime.h", "hip_bf16.h", "hip_fp16.h"):
+        (old / name).write_text("#error old headers\n")
+    source = tmp_path / "k.hip"
+    source.write_text(KERNEL.replace("\n", "\n#include <hip/hip_bf16.h>\n", 1))
+    flags = ["--offload-arch=gfx1201", "--offload-device-only", "-fsyntax-only", *real.compile_flags()]
+    compile_it = shlex.join([str(real.clang), "-x", "hip", str(source), *flags])
+    ask = "from rocmbuild.toolchain.discover import *; print(*find_toolchain(spec=None, environ={}).notes)"
+    script = f"mount -t overlay none -o lowerdir={tmp_path / 'old'}:/usr/include /usr/include || exit 77; "
+    script += f"grep -q 5 /usr/include/hip/hip_version.h; {compile_it}; {shlex.join([sys.executable, '-c', ask])}"
+    done = subprocess.run(["unshare", "-rm", "sh", "-ec", script], check=False, capture_output=True, text=True)
+    if done.returncode == 77:
+        require("overlay mounts in a user namespace")
+    assert done.returncode == 0, done.stderr
+    expected = f"/usr/include/hip is HIP 5.2.21153, these headers are {real.hip_version}"
+    assert done.stdout.startswith(expected)

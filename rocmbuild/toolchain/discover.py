@@ -194,6 +194,7 @@ def managed_toolchain(entry: Entry) -> Toolchain:
         hip_version=str(facts["hip_version"]),
         clang_version=str(facts["clang_version"]),
         digest=entry.digest,
+        notes=_notes(include, str(facts["hip_version"])),
     )
 
 
