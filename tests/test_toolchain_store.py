@@ -202,3 +202,9 @@ def test_an_error_inside_leaves_nothing(store: Path) -> None:
             os.chmod(work / "tree" / "locked", 0o500)
             (work / "absent" / "file").write_text("x")
     assert sorted(path.name for path in store.iterdir()) == [".lock", "one"]
+
+
+def test_bytecode_that_python_leaves_beside_sources_is_no_damage(store: Path) -> None:
+    (store / "one" / "bin" / "__pycache__").mkdir()
+    (store / "one" / "bin" / "__pycache__" / "tool.cpython-311.pyc").write_bytes(b"x")
+    assert stores.verify(stores.entries(store)[0]) == ()

@@ -168,7 +168,7 @@ def verify(entry: Entry) -> tuple[str, ...]:
         faults.append(f"{FILES}: differs from the digest in {MANIFEST}")
     wanted = {line[66:]: line[:64] for line in listing.decode().splitlines()}
     for path, relative in _walk(entry.folder):
-        if relative in (FILES, MANIFEST):
+        if relative in (FILES, MANIFEST) or path.parent.name == "__pycache__":  # bytecode: Python's own, beside hipify
             continue
         if path.is_symlink():
             target = links.pop(relative, None)
