@@ -1,4 +1,14 @@
-"""The 32-lane host executor: headers in place of the HIP runtime's, and sources that a host library compiles in."""
+"""The 32-lane host executor: headers in place of the HIP runtime's, and sources that a host library compiles in.
+
+A library built with it reads, at each launch:
+
+ROCMBUILD_HOST_THREADS: threads that the blocks of a grid are spread over (default: the processors at hand). A result
+    depends on it only where a kernel's does on the order of blocks, as a float sum by atomics does.
+ROCMBUILD_HOST_ORDER: `forward` (default), `reverse`, or a number that seeds the order of waves and lanes.
+ROCMBUILD_HOST_POISON: 0 leaves shared memory as the block before left it; by default it is filled with 0xff bytes.
+ROCMBUILD_HOST_EXITED_LANES: `allow` lets a barrier open although lanes of the block have ended, as cards do; by
+    default that is reported, since CUDA's and HIP's contracts do not allow it.
+"""
 
 from __future__ import annotations
 

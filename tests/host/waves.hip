@@ -157,7 +157,7 @@ __global__ void reductions(int* out) {
     o[2] = __reduce_max_sync(0xffffffffu, lane - 7);
     o[3] = __reduce_or_sync(0xffffffffu, 1 << lane % 8);
     o[4] = __reduce_and_sync(0xffffffffu, ~(1 << lane % 4));
-    o[5] = int(__match_any_sync(0xffffffffu, lane % 4));
+    o[5] = int(__match_any_sync(0xffffffffu, lane % 4) & __match_any(float(lane % 4)));
     o[6] = int(__match_all_sync(0xffffffffu, 5, &all_same)) == -1 && all_same == 1;
     o[7] = int(__match_all_sync(0xffffffffu, lane, &differ)) == 0 && differ == 0;
 }

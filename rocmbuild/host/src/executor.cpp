@@ -740,17 +740,19 @@ void run_block(Worker& worker, uint64_t number) {
 
 // ---- static shared memory: the library's thread-local block ----
 
-struct TlsQuery {
-    unsigned char* begin;
-    size_t size;
-};
-
-const char own_address = 0;
+__thread volatile char tls_anchor;
 unsigned char* fixed_dynamic;  // set before the first launch where names at file scope stand for it
 
-int find_tls(dl_phdr_info* info, size_t, void* data) {
-    TlsQuery& query = *static_cast<TlsQuery*>(data);
-    const uintptr_t own = reinterpret_cast<uintptr_t>(&own_address);
+/// Where the anchor lies in the library's thread-local block, and the block's size: the same for every thread.
+struct TlsShape {
+    bool known;
+    size_t offset;
+    size_t size;
+};
+TlsShape tls_shape;  // written under the launch lock, before other threads see the job
+
+int find_tls(dl_phdr_info* info, size_t, void*) {
+    const uintptr_t own = reinterpret_cast<uintptr_t>(&tls_shape);
     bool here = false;
     size_t size = 0;
     for (int i = 0; i < info->dlpi_phnum; ++i) {
@@ -760,21 +762,24 @@ int find_tls(dl_phdr_info* info, size_t, void* data) {
     }
     if (!here) return 0;
     // In a sanitized executable the block holds the sanitizer's own state.
-    if (ROCMBUILD_HOST_ASAN && info->dlpi_name[0] == '\0') return 1;
-    query.begin = static_cast<unsigned char*>(info->dlpi_tls_data);
-    query.size = query.begin ? size : 0;
+    if (!info->dlpi_tls_data || (ROCMBUILD_HOST_ASAN && info->dlpi_name[0] == '\0')) return 1;
+    tls_shape.offset = size_t(reinterpret_cast<uintptr_t>(&tls_anchor) - reinterpret_cast<uintptr_t>(info->dlpi_tls_data));
+    tls_shape.size = size;
     return 1;
 }
 
-__thread volatile char tls_anchor;
+void learn_tls_shape() {
+    if (tls_shape.known) return;
+    tls_anchor = 0;  // a thread's block exists from its first use on
+    dl_iterate_phdr(find_tls, nullptr);
+    tls_shape.known = true;
+}
 
 /// A job begins on this thread. The thread may be the program's own, so what its thread-local block holds is kept.
 void open_shared(Worker& worker) {
-    tls_anchor = 0;  // the block exists from its first use on
-    TlsQuery query = {nullptr, 0};
-    dl_iterate_phdr(find_tls, &query);
-    worker.tls = query.begin;
-    worker.tls_size = query.size;
+    tls_anchor = 0;
+    worker.tls_size = tls_shape.size;
+    worker.tls = reinterpret_cast<unsigned char*>(reinterpret_cast<uintptr_t>(&tls_anchor) - tls_shape.offset);
     if (worker.tls_size > worker.tls_saved_size) {
         free(worker.tls_saved);
         worker.tls_saved = static_cast<unsigned char*>(malloc(worker.tls_size));
@@ -953,6 +958,7 @@ unsigned gather_threads(Pool& own, unsigned limit, uint64_t blocks) {
 
 void dispatch(Pool& own, Job& job, unsigned limit) {
     pthread_mutex_lock(&own.launch);
+    learn_tls_shape();
     const unsigned threads = gather_threads(own, limit, job.blocks);
     job.chunk = job.blocks / (uint64_t(threads) * 8);
     if (job.chunk < 1) job.chunk = 1;
@@ -1051,7 +1057,7 @@ void launch_lanes(const char* name, void (*run)(void*), void* closure, dim3 grid
         set_last_error(error);
         return;
     }
-    launched = true;
+    __atomic_store_n(&launched, true, __ATOMIC_RELAXED);
     Pool& own = own_pool();
     for (unsigned i = 0; i < thread_limit && own.workers[i]; ++i) {
         const Worker& worker = *own.workers[i];

@@ -162,28 +162,49 @@ ROCMBUILD_HOST_FN int __all(int predicate, rocmbuild_host::Site at = rocmbuild_h
 ROCMBUILD_HOST_FN unsigned long long __activemask(rocmbuild_host::Site at = rocmbuild_host::Site::current()) {
     return rocmbuild_host::vote_at(true, rocmbuild_host::Op::activemask, 0, at) >> 32;
 }
-template <class M, class T>
-ROCMBUILD_HOST_FN unsigned long long __match_any_sync(M mask, T value,
-                                                      rocmbuild_host::Site at = rocmbuild_host::Site::current()) {
-    using namespace rocmbuild_host;
+namespace rocmbuild_host {
+template <class T>
+ROCMBUILD_HOST_FN uint32_t match_any_at(T value, uint32_t mask, Site at) {
+    static_assert(sizeof(T) <= 8, "a match takes up to 64 bits");
     uint64_t all[wave_size], bits = 0;
     __builtin_memcpy(&bits, &value, sizeof(T));
-    const uint32_t members = gather(bits, all, key_of(Op::match, mask_of(mask), at.line), at.file, at.function);
+    const uint32_t members = gather(bits, all, key_of(Op::match, mask, at.line), at.file, at.function);
     uint32_t same = 0;
-    for (unsigned lane = 0; lane < wave_size; ++lane) same |= uint32_t(members >> lane & 1 && all[lane] == bits) << lane;
+    for (unsigned lane = 0; lane < wave_size; ++lane)
+        same |= uint32_t(members >> lane & 1 && all[lane] == bits) << lane;
     return same;
 }
-template <class M, class T>
-ROCMBUILD_HOST_FN unsigned long long __match_all_sync(M mask, T value, int* predicate,
-                                                      rocmbuild_host::Site at = rocmbuild_host::Site::current()) {
-    using namespace rocmbuild_host;
+template <class T>
+ROCMBUILD_HOST_FN uint32_t match_all_at(T value, int* predicate, uint32_t mask, Site at) {
+    static_assert(sizeof(T) <= 8, "a match takes up to 64 bits");
     uint64_t all[wave_size], bits = 0;
     __builtin_memcpy(&bits, &value, sizeof(T));
-    const uint32_t members = gather(bits, all, key_of(Op::match, mask_of(mask), at.line), at.file, at.function);
+    const uint32_t members = gather(bits, all, key_of(Op::match, mask, at.line), at.file, at.function);
     bool same = true;
     for (unsigned lane = 0; lane < wave_size; ++lane) same = same && (!(members >> lane & 1) || all[lane] == bits);
     *predicate = same;
     return same ? members : 0;
+}
+}  // namespace rocmbuild_host
+
+template <class M, class T>
+ROCMBUILD_HOST_FN unsigned long long __match_any_sync(M mask, T value,
+                                                      rocmbuild_host::Site at = rocmbuild_host::Site::current()) {
+    return rocmbuild_host::match_any_at(value, rocmbuild_host::mask_of(mask), at);
+}
+template <class T>
+ROCMBUILD_HOST_FN unsigned long long __match_any(T value, rocmbuild_host::Site at = rocmbuild_host::Site::current()) {
+    return rocmbuild_host::match_any_at(value, 0, at);
+}
+template <class M, class T>
+ROCMBUILD_HOST_FN unsigned long long __match_all_sync(M mask, T value, int* predicate,
+                                                      rocmbuild_host::Site at = rocmbuild_host::Site::current()) {
+    return rocmbuild_host::match_all_at(value, predicate, rocmbuild_host::mask_of(mask), at);
+}
+template <class T>
+ROCMBUILD_HOST_FN unsigned long long __match_all(T value, int* predicate,
+                                                 rocmbuild_host::Site at = rocmbuild_host::Site::current()) {
+    return rocmbuild_host::match_all_at(value, predicate, 0, at);
 }
 #define ROCMBUILD_HOST_REDUCE(NAME, EXPRESSION)                                                                  \
     template <class M, class T>                                                                                  \
