@@ -1,16 +1,16 @@
 // The C interface of the launch layer: everything a framework's binding, or ctypes, needs.
 //
 // Contract of every function here
-// - It runs its kernels on `stream`, in order, and returns at once: no allocation, no synchronisation, no read of device
-//   memory by the host. So it may be captured in a graph.
+// - It runs its kernels on `stream`, in order, and returns at once: no allocation, no synchronisation, and the host
+//   reads no device memory. So it may be captured in a graph.
 // - It returns a GgufCode. When that is not GGUF_OK, `error` (where not null) holds one line of text that names the
 //   operation, the parameter, what was found and what is wanted, and no kernel of the operation after the failing one
 //   has been launched.
 // - Pointers are device pointers (on the host platform, plain ones). A matrix W is `rows` rows of
 //   cols / block_elements blocks, without gaps, and is never read outside of them.
-// - Products quantise the activations in blocks of 32: d = max|x| / 127 in float, q = round(x / d), halves away from zero,
-//   q = 0 where d = 0. A block that holds a NaN or an infinity has d = NaN or infinity and q = 0, which makes every result
-//   of its own vector NaN, and touches no other.
+// - Products quantise the activations in blocks of 32: d = max|x| / 127 in float, q = round(x / d), halves away from
+//   zero, q = 0 where d = 0. A block that holds a NaN or an infinity has d = NaN or infinity and q = 0, which makes
+//   every result of its own vector NaN, and touches no other.
 #pragma once
 
 #include <stddef.h>
@@ -102,7 +102,7 @@ GGUF_EXPORT int gguf_dequantize(const GgufDequantizeParams* params, GgufError* e
 GGUF_EXPORT int gguf_mul_mat_vec_a8(const GgufMulMatVecParams* params, GgufError* error);
 GGUF_EXPORT int gguf_moe_a8_vec(const GgufMoeVecParams* params, GgufError* error);
 
-// GGUF_OK when there is a kernel for this operation and type, else GGUF_UNSUPPORTED and a text that names what there is.
+// GGUF_OK when there is a kernel for this operation and type, else GGUF_UNSUPPORTED and a text that says what there is.
 GGUF_EXPORT int gguf_supports(int32_t op, int32_t type, GgufError* error);
 
 // Bytes of scratch for the quantised activations of `vectors` vectors of `cols` elements.

@@ -1,7 +1,8 @@
 // The operators of torch.ops.gguf_kernels, through torch's stable C ABI alone.
 //
-// One library a platform: the host library serves the CPU key, a device library the CUDA key (which is also torch's name for
-// ROCm). Every check that needs a tensor is here; what the launch layer checks once more is there for its other callers.
+// One library a platform: the host library serves the CPU key, a device library the CUDA key (which is also torch's
+// name for ROCm). Every check that needs a tensor is here; what the launch layer checks once more is there for its
+// other callers.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -20,8 +21,8 @@
 #define GGUF_ON_DEVICE 1
 // Weak, since a CPU build of torch has no such function and must still be able to load this library, and declared here,
 // since torch's header shows it only to code that is built with CUDA's headers.
-extern "C" __attribute__((weak, visibility("default"))) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index,
-                                                                                                         void** ret_stream);
+extern "C" __attribute__((weak, visibility("default"))) AOTITorchError
+aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
 #elif !defined(ROCMBUILD_PLATFORM_HOST)
 #error "one of ROCMBUILD_PLATFORM_HOST, ROCMBUILD_PLATFORM_ROCM and ROCMBUILD_PLATFORM_CUDA must be defined"
 #endif
@@ -72,7 +73,8 @@ Layout layout_of(const char* op, int32_t type, const char* what, int64_t cols) {
   int32_t bytes = 0;
   GgufError error;
   check(gguf_block_shape(type, &elements, &bytes, &error), error);
-  if (cols < 0 || cols % elements != 0) refuse(op, what, " is ", cols, "; wanted: a multiple of ", elements, ", the block of this type");
+  if (cols < 0 || cols % elements != 0)
+    refuse(op, what, " is ", cols, "; wanted: a multiple of ", elements, ", the block of this type");
   return {elements, bytes, cols / elements * bytes};
 }
 
@@ -86,7 +88,8 @@ int32_t dtype_id(const char* op, const char* name, ScalarType dtype) {
 }
 
 void check_weights(const char* op, const Tensor& W) {
-  if (W.scalar_type() != ScalarType::Byte) refuse(op, "W has dtype ", name_of(W.scalar_type()), "; wanted: Byte (uint8)");
+  if (W.scalar_type() != ScalarType::Byte)
+    refuse(op, "W has dtype ", name_of(W.scalar_type()), "; wanted: Byte (uint8)");
   if (!W.is_contiguous()) refuse(op, "W of shape ", shape_of(W), " is not contiguous; wanted: whole rows without gaps");
   if (W.numel() > 0 && reinterpret_cast<uintptr_t>(W.const_data_ptr()) % 2 != 0) {
     refuse(op, "W starts at an odd address; wanted: a multiple of 2 bytes (clone it)");
@@ -95,8 +98,9 @@ void check_weights(const char* op, const Tensor& W) {
 
 void check_same_device(const char* op, const Tensor& W, const char* name, const Tensor& other) {
   if (W.is_cpu() != other.is_cpu() || W.get_device_index() != other.get_device_index()) {
-    refuse(op, name, " is on ", other.is_cpu() ? "the CPU" : "GPU ", other.is_cpu() ? "" : std::to_string(other.get_device_index()),
-           " and W on ", W.is_cpu() ? "the CPU" : "GPU ", W.is_cpu() ? "" : std::to_string(W.get_device_index()),
+    refuse(op, name, " is on ", other.is_cpu() ? "the CPU" : "GPU ",
+           other.is_cpu() ? "" : std::to_string(other.get_device_index()), " and W on ",
+           W.is_cpu() ? "the CPU" : "GPU ", W.is_cpu() ? "" : std::to_string(W.get_device_index()),
            "; wanted: one device");
   }
 }
@@ -117,7 +121,8 @@ class Place {
 #if defined(GGUF_ON_DEVICE)
   Place(const char* op, const Tensor& tensor) : guard_(tensor.get_device_index()) {
     if (aoti_torch_get_current_cuda_stream == nullptr) {
-      refuse(op, "this build of torch has no GPU streams (aoti_torch_get_current_cuda_stream is missing); install a ROCm build of torch");
+      refuse(op, "this build of torch has no GPU streams (aoti_torch_get_current_cuda_stream is missing); ",
+             "install a ROCm build of torch");
     }
     if (aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream_) != AOTI_TORCH_SUCCESS) {
       refuse(op, "torch gave no current stream for GPU ", tensor.get_device_index());
@@ -145,8 +150,8 @@ Tensor ggml_dequantize(const Tensor& W, int64_t type, int64_t m, int64_t n, std:
   const int32_t out_dtype = dtype_id(op, "dtype", result);
   int64_t bytes = 0;
   if (__builtin_mul_overflow(m, layout.row_bytes, &bytes) || W.numel() != bytes) {
-    refuse(op, "W of shape ", shape_of(W), " holds ", W.numel(), " bytes; wanted: ", m, " rows of ", layout.row_bytes, " bytes for m = ", m,
-           " and n = ", n);
+    refuse(op, "W of shape ", shape_of(W), " holds ", W.numel(), " bytes; wanted: ", m, " rows of ", layout.row_bytes,
+           " bytes for m = ", m, " and n = ", n);
   }
   const Place place(op, W);
   Tensor out = empty(W, {m, n}, result);
@@ -171,7 +176,8 @@ Tensor ggml_mul_mat_vec_a8(const Tensor& W, const Tensor& X, int64_t type, int64
   const Tensor x = with_adjacent_elements(op, X);
   const Layout layout = layout_of(op, id, "the number of columns of X", x.size(1));
   if (W.dim() != 2 || W.size(0) != row || W.size(1) != layout.row_bytes) {
-    refuse(op, "W has shape ", shape_of(W), "; wanted: [", row, ", ", layout.row_bytes, "] for row = ", row, " and X of shape ", shape_of(X));
+    refuse(op, "W has shape ", shape_of(W), "; wanted: [", row, ", ", layout.row_bytes, "] for row = ", row,
+           " and X of shape ", shape_of(X));
   }
   const Place place(op, W);
   const int64_t n = x.size(0);
@@ -197,8 +203,8 @@ Tensor ggml_mul_mat_vec_a8(const Tensor& W, const Tensor& X, int64_t type, int64
   return out;
 }
 
-Tensor ggml_moe_a8_vec(const Tensor& X, const Tensor& W, const Tensor& topk_ids, int64_t top_k, int64_t type, int64_t row,
-                       int64_t tokens) {
+Tensor ggml_moe_a8_vec(const Tensor& X, const Tensor& W, const Tensor& topk_ids, int64_t top_k, int64_t type,
+                       int64_t row, int64_t tokens) {
   const char* op = "ggml_moe_a8_vec";
   const int32_t id = type_id(op, GGUF_OP_MOE_VEC, type);
   check_weights(op, W);
@@ -207,10 +213,11 @@ Tensor ggml_moe_a8_vec(const Tensor& X, const Tensor& W, const Tensor& topk_ids,
   const int32_t dtype = dtype_id(op, "the dtype of X", X.scalar_type());
   const Tensor x = with_adjacent_elements(op, X);
   const Layout layout = layout_of(op, id, "the number of columns of X", x.size(1));
-  if (x.size(0) != tokens) refuse(op, "X has shape ", shape_of(X), "; wanted: [", tokens, ", col] for tokens = ", tokens);
+  if (x.size(0) != tokens)
+    refuse(op, "X has shape ", shape_of(X), "; wanted: [", tokens, ", col] for tokens = ", tokens);
   if (W.dim() != 3 || W.size(1) != row || W.size(2) != layout.row_bytes) {
-    refuse(op, "W has shape ", shape_of(W), "; wanted: [experts, ", row, ", ", layout.row_bytes, "] for row = ", row, " and X of shape ",
-           shape_of(X));
+    refuse(op, "W has shape ", shape_of(W), "; wanted: [experts, ", row, ", ", layout.row_bytes, "] for row = ", row,
+           " and X of shape ", shape_of(X));
   }
   const ScalarType ids_dtype = topk_ids.scalar_type();
   if (ids_dtype != ScalarType::Int && ids_dtype != ScalarType::Long) {
@@ -218,7 +225,8 @@ Tensor ggml_moe_a8_vec(const Tensor& X, const Tensor& W, const Tensor& topk_ids,
   }
   int64_t slots = 0;
   if (top_k < 0 || __builtin_mul_overflow(tokens, top_k, &slots) || topk_ids.numel() != slots) {
-    refuse(op, "topk_ids has shape ", shape_of(topk_ids), "; wanted: tokens * top_k elements for tokens = ", tokens, " and top_k = ", top_k);
+    refuse(op, "topk_ids has shape ", shape_of(topk_ids), "; wanted: tokens * top_k elements for tokens = ", tokens,
+           " and top_k = ", top_k);
   }
   const Place place(op, W);
   const Tensor ids = topk_ids.is_contiguous() ? topk_ids : torch::stable::contiguous(topk_ids);
@@ -254,7 +262,8 @@ Tensor ggml_moe_a8_vec(const Tensor& X, const Tensor& W, const Tensor& topk_ids,
 STABLE_TORCH_LIBRARY(gguf_kernels, m) {
   m.def("ggml_dequantize(Tensor W, int type, SymInt m, SymInt n, ScalarType? dtype=None) -> Tensor");
   m.def("ggml_mul_mat_vec_a8(Tensor W, Tensor X, int type, SymInt row) -> Tensor");
-  m.def("ggml_moe_a8_vec(Tensor X, Tensor W, Tensor topk_ids, int top_k, int type, SymInt row, SymInt tokens) -> Tensor");
+  m.def(
+      "ggml_moe_a8_vec(Tensor X, Tensor W, Tensor topk_ids, int top_k, int type, SymInt row, SymInt tokens) -> Tensor");
 }
 #endif
 

@@ -42,16 +42,16 @@ TRAPS = (
         number=1,
         what="int64 ids read as int32",
         file=_MAT_VEC,
-        old="args.wide_ids ? static_cast<const int64_t*>(args.ids)[z] : static_cast<const int32_t*>(args.ids)[z]",
-        new="static_cast<const int32_t*>(args.ids)[z]",
+        old="args.wide_ids ? wide[z] : narrow[z]",
+        new="((void)wide, narrow[z])",
         tests=("test_products.py::test_moe_vec", "test_memory.py::test_routed_products_write_every_row"),
     ),
     Trap(
         number=1,
         what="low half of an int64 id",
         file=_MAT_VEC,
-        old="static_cast<const int64_t*>(args.ids)[z] :",
-        new="static_cast<int32_t>(static_cast<const int64_t*>(args.ids)[z]) :",
+        old="args.wide_ids ? wide[z] : narrow[z]",
+        new="args.wide_ids ? static_cast<int32_t>(wide[z]) : narrow[z]",
         tests=("test_products.py::test_moe_ids_that_name_no_expert_give_zeros",),
     ),
     Trap(
@@ -96,10 +96,10 @@ TRAPS = (
     ),
     Trap(
         number=3,
-        what="group index of 32 bits in dequantise",
+        what="block offset of 32 bits in dequantise",
         file="device/dequantize.cuh",
-        old="const uint64_t block = static_cast<uint64_t>(group) / kGroups;",
-        new="const uint64_t block = static_cast<uint32_t>(group) / kGroups;",
+        old="args.weight + block * Format::kBlockBytes",
+        new="args.weight + static_cast<int32_t>(block * Format::kBlockBytes)",
         tests=("test_memory.py::test_dequantize_past_2_to_the_31_elements",),
     ),
     Trap(
@@ -375,11 +375,11 @@ TRAPS = (
     ),
     Trap(
         number=18,
-        what="device properties asked for at each call",
+        what="device attributes asked for at each call",
         file=_OPS,
         old="  const MatVecArgs args = product_args(product, params->out, activations);\n",
         new="  const MatVecArgs args = product_args(product, params->out, activations);\n"
-        "  cudaDeviceProp properties;\n  cudaGetDeviceProperties(&properties, 0);\n",
+        "  int count = 0;\n  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0);\n",
         tests=("test_memory.py::test_the_launch_layer_neither_allocates_nor_synchronises",),
     ),
 )

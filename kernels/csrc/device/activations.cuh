@@ -27,7 +27,8 @@ struct ActivationView {
   ActivationScale* scale;
 };
 
-static __host__ __device__ __forceinline__ ActivationView activation_view(void* scratch, int64_t vectors, int64_t cols) {
+static __host__ __device__ __forceinline__ ActivationView activation_view(void* scratch, int64_t vectors,
+                                                                          int64_t cols) {
   int8_t* q = static_cast<int8_t*>(scratch);
   return {q, reinterpret_cast<ActivationScale*>(q + vectors * cols)};
 }
@@ -39,7 +40,8 @@ static __device__ __forceinline__ const T& at_offset(const void* base, uint32_t 
 }
 
 // q and scale belong to one vector; block counts blocks of 32.
-static __device__ __forceinline__ Activations load_activations(const int8_t* q, const ActivationScale* scale, uint32_t block) {
+static __device__ __forceinline__ Activations load_activations(const int8_t* q, const ActivationScale* scale,
+                                                               uint32_t block) {
   Activations x;
   const uint4 low = at_offset<uint4>(q, block * kActivationBlock);
   const uint4 high = at_offset<uint4>(q, block * kActivationBlock + 16);

@@ -11,6 +11,7 @@
 namespace gguf {
 
 constexpr int kMatVecWaves = 4;
+constexpr int kMatVecThreads = kMatVecWaves * kWave;
 constexpr int kMaxVectors = 8;
 
 enum class Dtype : int32_t { f32 = 0, f16 = 1, bf16 = 30 };  // as GgufScalar
@@ -37,11 +38,11 @@ static __device__ __forceinline__ void store_result(void* out, Dtype dtype, int6
   }
 }
 
-// Rows first_row .. first_row + kRows - 1 of one matrix with kVectors adjacent vectors; out_vector is the first one's row
-// of the result. Called by whole waves, all parameters the same in every lane.
+// Rows first_row .. first_row + kRows - 1 of one matrix with kVectors adjacent vectors; out_vector is the first one's
+// row of the result. Called by whole waves, all parameters the same in every lane.
 template <typename Format, int kVectors, int kRows>
-static __device__ __forceinline__ void mat_vec_rows_of_wave(
-    const MatVecArgs& args, const uint8_t* weight, int64_t first_row, int64_t x_vector, int64_t out_vector) {
+static __device__ __forceinline__ void mat_vec_rows_of_wave(const MatVecArgs& args, const uint8_t* weight,
+                                                            int64_t first_row, int64_t x_vector, int64_t out_vector) {
   constexpr uint32_t kTileBlocks = Format::kTileElements / kActivationBlock;
   static_assert(kRows * kVectors <= kWave, "one lane stores one result");
   const uint32_t lane = threadIdx.x % kWave;
@@ -50,8 +51,8 @@ static __device__ __forceinline__ void mat_vec_rows_of_wave(
   const uint8_t* row[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const int64_t last = args.rows - 1;
-    row[r] = weight + (first_row + r < last ? first_row + r : last) * args.row_bytes;  // past the end: the last row again
+    const int64_t last = args.rows - 1;  // past the end it is the last row again, whose result is not stored
+    row[r] = weight + (first_row + r < last ? first_row + r : last) * args.row_bytes;
   }
   const int8_t* q[kVectors];
   const ActivationScale* scale[kVectors];
@@ -104,7 +105,7 @@ static __device__ __forceinline__ int64_t first_row_of_wave(int64_t first_group)
 
 // Grid: x over groups of kMatVecWaves * kRows rows, y over groups of kVectors vectors.
 template <typename Format, int kVectors, int kRows>
-static __global__ void __launch_bounds__(kMatVecWaves * kWave) mul_mat_vec(MatVecArgs args) {
+static __global__ void __launch_bounds__(kMatVecThreads) mul_mat_vec(MatVecArgs args) {
   const int64_t first_row = first_row_of_wave<kRows>(args.first_group);
   if (first_row >= args.rows) return;
   const int64_t vector = args.first_vector + static_cast<int64_t>(blockIdx.y) * kVectors;
@@ -123,13 +124,15 @@ struct MoeVecArgs {
 
 // Grid: x as above, y over tokens, z over the slots of a token.
 template <typename Format, int kRows>
-static __global__ void __launch_bounds__(kMatVecWaves * kWave) moe_vec(MoeVecArgs args) {
+static __global__ void __launch_bounds__(kMatVecThreads) moe_vec(MoeVecArgs args) {
   const MatVecArgs& product = args.product;
   const int64_t first_row = first_row_of_wave<kRows>(product.first_group);
   if (first_row >= product.rows) return;
   const int64_t token = product.first_vector + blockIdx.y;
   const int64_t z = token * args.top_k + args.first_slot + blockIdx.z;
-  const int64_t expert = args.wide_ids ? static_cast<const int64_t*>(args.ids)[z] : static_cast<const int32_t*>(args.ids)[z];
+  const int64_t* wide = static_cast<const int64_t*>(args.ids);
+  const int32_t* narrow = static_cast<const int32_t*>(args.ids);
+  const int64_t expert = args.wide_ids ? wide[z] : narrow[z];
   if (expert < 0 || expert >= args.experts) {
     const uint32_t lane = threadIdx.x % kWave;
     if (lane < kRows && first_row + lane < product.rows) {

@@ -127,7 +127,8 @@ static __device__ __forceinline__ HalfAndWords<N> load_half_and_words(const uint
 #pragma unroll
   for (int i = 0; i < N / 4; ++i) {
     const Quad quad = reinterpret_cast<const UnalignedQuad*>(at + 2 + 16 * i)->value;
-    got.words[4 * i] = quad.x, got.words[4 * i + 1] = quad.y, got.words[4 * i + 2] = quad.z, got.words[4 * i + 3] = quad.w;
+    got.words[4 * i] = quad.x, got.words[4 * i + 1] = quad.y, got.words[4 * i + 2] = quad.z,
+                  got.words[4 * i + 3] = quad.w;
   }
 #else
   memcpy(&got.half, at, 2);

@@ -21,7 +21,8 @@ cudaError_t launch_dequantize_as(const GgufDequantizeParams& params) {
   const int64_t end = params.block_end * kGroups;
   const Extent blocks{ceil_div(end - first, kDequantizeThreads)};
   return for_each_grid(blocks, kDequantizeThreads, [&](Extent origin, dim3 grid) {
-    const DequantizeArgs args{static_cast<const uint8_t*>(params.weight), params.out, first + origin.x * kDequantizeThreads, end};
+    const DequantizeArgs args{static_cast<const uint8_t*>(params.weight), params.out,
+                              first + origin.x * kDequantizeThreads, end};
     dequantize_blocks<Format, T><<<grid, kDequantizeThreads, 0, static_cast<cudaStream_t>(params.stream)>>>(args);
   });
 }
@@ -41,14 +42,13 @@ constexpr int mat_vec_rows(int vectors) { return vectors <= 4 ? 2 : 1; }
 // `groups` groups of kVectors vectors, from args.first_vector on.
 template <typename Format, int kVectors>
 cudaError_t launch_mul_mat_vec_groups(const MatVecArgs& args, int64_t groups, cudaStream_t stream) {
-  constexpr int kThreads = kMatVecWaves * kWave;
   constexpr int kRows = mat_vec_rows(kVectors);
   const Extent blocks{ceil_div(args.rows, kMatVecWaves * kRows), groups};
-  return for_each_grid(blocks, kThreads, [&](Extent origin, dim3 grid) {
+  return for_each_grid(blocks, kMatVecThreads, [&](Extent origin, dim3 grid) {
     MatVecArgs part = args;
     part.first_group = origin.x;
     part.first_vector = args.first_vector + origin.y * kVectors;
-    mul_mat_vec<Format, kVectors, kRows><<<grid, kThreads, 0, stream>>>(part);
+    mul_mat_vec<Format, kVectors, kRows><<<grid, kMatVecThreads, 0, stream>>>(part);
   });
 }
 
@@ -72,31 +72,30 @@ cudaError_t launch_mul_mat_vec(const MatVecArgs& args, int64_t vectors, cudaStre
 
 template <typename Format>
 cudaError_t launch_moe_vec(const MoeVecArgs& args, int64_t tokens, cudaStream_t stream) {
-  constexpr int kThreads = kMatVecWaves * kWave;
   constexpr int kRows = mat_vec_rows(1);
   const Extent blocks{ceil_div(args.product.rows, kMatVecWaves * kRows), tokens, args.top_k};
-  return for_each_grid(blocks, kThreads, [&](Extent origin, dim3 grid) {
+  return for_each_grid(blocks, kMatVecThreads, [&](Extent origin, dim3 grid) {
     MoeVecArgs part = args;
     part.product.first_group = origin.x;
     part.product.first_vector = origin.y;
     part.first_slot = origin.z;
-    moe_vec<Format, kRows><<<grid, kThreads, 0, stream>>>(part);
+    moe_vec<Format, kRows><<<grid, kMatVecThreads, 0, stream>>>(part);
   });
 }
 
 // A function and not an object: clang emits constant objects for the device too, where launchers do not exist.
-#define GGUF_DEFINE_FORMAT(name, Format)                                                          \
-  const FormatOps& name##_ops() {                                                                 \
-    static const FormatOps ops = {                                                                \
-        #name,                                                                                    \
-        Format::kType,                                                                            \
-        Format::kBlockElements,                                                                   \
-        Format::kBlockBytes,                                                                      \
-        launch_dequantize<Format>,                                                                \
-        launch_mul_mat_vec<Format>,                                                               \
-        launch_moe_vec<Format>,                                                                   \
-    };                                                                                            \
-    return ops;                                                                                   \
+#define GGUF_DEFINE_FORMAT(name, Format) \
+  const FormatOps& name##_ops() {        \
+    static const FormatOps ops = {       \
+        #name,                           \
+        Format::kType,                   \
+        Format::kBlockElements,          \
+        Format::kBlockBytes,             \
+        launch_dequantize<Format>,       \
+        launch_mul_mat_vec<Format>,      \
+        launch_moe_vec<Format>,          \
+    };                                   \
+    return ops;                          \
   }
 
 }  // namespace gguf

@@ -31,8 +31,8 @@ __attribute__((format(printf, 3, 4))) int fail(GgufError* error, GgufCode code, 
 
 int launched(GgufError* error, const char* op, const char* what, cudaError_t status) {
   if (status == cudaSuccess) return GGUF_OK;
-  return fail(error, GGUF_LAUNCH_FAILED, "%s: launching the %s failed: %s (error %d)", op, what, cudaGetErrorString(status),
-              static_cast<int>(status));
+  return fail(error, GGUF_LAUNCH_FAILED, "%s: launching the %s failed: %s (error %d)", op, what,
+              cudaGetErrorString(status), static_cast<int>(status));
 }
 
 bool has_op(const FormatOps& format, int op) {
@@ -51,7 +51,8 @@ void list_formats(int op, char* text, size_t size) {
   for (const auto format_of : kFormats) {
     const FormatOps& format = format_of();
     if (!has_op(format, op) || used >= size) continue;
-    used += static_cast<size_t>(snprintf(text + used, size - used, "%s%s (%d)", used == 0 ? "" : ", ", format.name, format.type));
+    used += static_cast<size_t>(
+        snprintf(text + used, size - used, "%s%s (%d)", used == 0 ? "" : ", ", format.name, format.type));
   }
 }
 
@@ -76,12 +77,15 @@ const FormatOps* find_format(int op, int type, GgufError* error, int* code) {
   if (name == nullptr) {
     *code = fail(error, GGUF_UNSUPPORTED, "%s: type %d is no GGUF type; supported: %s", kOpNames[op], type, formats);
   } else if (strcmp(role, "activation") == 0) {
-    *code = fail(error, GGUF_UNSUPPORTED, "%s: type %s (%d) is a format of activations, never of weights; supported: %s",
-                 kOpNames[op], name, type, formats);
+    *code =
+        fail(error, GGUF_UNSUPPORTED, "%s: type %s (%d) is a format of activations, never of weights; supported: %s",
+             kOpNames[op], name, type, formats);
   } else if (strcmp(role, "scalar") == 0) {
-    *code = fail(error, GGUF_UNSUPPORTED, "%s: type %s (%d) is not quantised; supported: %s", kOpNames[op], name, type, formats);
+    *code = fail(error, GGUF_UNSUPPORTED, "%s: type %s (%d) is not quantised; supported: %s", kOpNames[op], name, type,
+                 formats);
   } else {
-    *code = fail(error, GGUF_UNSUPPORTED, "%s: type %s (%d) has no kernel; supported: %s", kOpNames[op], name, type, formats);
+    *code = fail(error, GGUF_UNSUPPORTED, "%s: type %s (%d) has no kernel; supported: %s", kOpNames[op], name, type,
+                 formats);
   }
   return nullptr;
 }
@@ -118,8 +122,8 @@ int check_product(const Product& p, GgufError* error) {
   if (p.rows < 0) return bad("rows", p.rows, "0 or more");
   if (p.cols < 0 || p.cols > INT_MAX) return bad("cols", p.cols, "0 to 2147483647");
   if (p.cols % p.format->block_elements != 0) {
-    return fail(error, GGUF_BAD_ARGUMENT, "%s: cols is %lld; wanted: a multiple of %d, the block of %s", p.op, Long{p.cols},
-                p.format->block_elements, p.format->name);
+    return fail(error, GGUF_BAD_ARGUMENT, "%s: cols is %lld; wanted: a multiple of %d, the block of %s", p.op,
+                Long{p.cols}, p.format->block_elements, p.format->name);
   }
   if (p.vectors == 0 || p.rows == 0) return GGUF_OK;
   if (p.out == nullptr) return bad("out", 0, "a pointer");
@@ -131,8 +135,8 @@ int check_product(const Product& p, GgufError* error) {
   if (remainder(p.x, p.dtype == GGUF_F32 ? 4 : 2) != 0) return bad("the address of x modulo its element", 1, "0");
   if (remainder(p.scratch, 16) != 0) return bad("the address of scratch modulo 16", remainder(p.scratch, 16), "0");
   if (p.scratch_bytes < scratch_bytes) {
-    return fail(error, GGUF_BAD_ARGUMENT, "%s: scratch_bytes is %lld; wanted: %lld or more", p.op, Long{p.scratch_bytes},
-                Long{scratch_bytes});
+    return fail(error, GGUF_BAD_ARGUMENT, "%s: scratch_bytes is %lld; wanted: %lld or more", p.op,
+                Long{p.scratch_bytes}, Long{scratch_bytes});
   }
   return GGUF_OK;
 }
@@ -156,7 +160,8 @@ MatVecArgs product_args(const Product& p, void* out, ActivationView activations)
 using namespace gguf;
 
 extern "C" int gguf_supports(int32_t op, int32_t type, GgufError* error) {
-  if (op < 0 || op > GGUF_OP_MOE_VEC) return fail(error, GGUF_BAD_ARGUMENT, "op is %d; wanted: 0 to %d", op, GGUF_OP_MOE_VEC);
+  if (op < 0 || op > GGUF_OP_MOE_VEC)
+    return fail(error, GGUF_BAD_ARGUMENT, "op is %d; wanted: 0 to %d", op, GGUF_OP_MOE_VEC);
   int code;
   find_format(op, type, error, &code);
   return code;
@@ -181,10 +186,13 @@ extern "C" int gguf_dequantize(const GgufDequantizeParams* params, GgufError* er
   const FormatOps* format = find_format(GGUF_OP_DEQUANTIZE, params->type, error, &code);
   if (format == nullptr) return code;
   if (!is_dtype(params->out_dtype)) {
-    return fail(error, GGUF_BAD_ARGUMENT, "%s: out_dtype is %d; wanted: 0 (F32), 1 (F16) or 30 (BF16)", op, params->out_dtype);
+    return fail(error, GGUF_BAD_ARGUMENT, "%s: out_dtype is %d; wanted: 0 (F32), 1 (F16) or 30 (BF16)", op,
+                params->out_dtype);
   }
-  if (params->block_begin < 0 || params->block_end < params->block_begin || params->block_end > INT64_MAX / format->block_elements) {
-    return fail(error, GGUF_BAD_ARGUMENT, "%s: block_begin is %lld and block_end %lld; wanted: 0 <= block_begin <= block_end", op,
+  if (params->block_begin < 0 || params->block_end < params->block_begin ||
+      params->block_end > INT64_MAX / format->block_elements) {
+    return fail(error, GGUF_BAD_ARGUMENT,
+                "%s: block_begin is %lld and block_end %lld; wanted: 0 <= block_begin <= block_end", op,
                 static_cast<long long>(params->block_begin), static_cast<long long>(params->block_end));
   }
   if (params->block_begin == params->block_end) return GGUF_OK;
@@ -202,8 +210,19 @@ extern "C" int gguf_mul_mat_vec_a8(const GgufMulMatVecParams* params, GgufError*
   int code;
   const FormatOps* format = find_format(GGUF_OP_MUL_MAT_VEC, params->type, error, &code);
   if (format == nullptr) return code;
-  const Product product{op, format, params->weight, true, params->x, params->out, params->scratch, params->scratch_bytes,
-                        params->vectors, params->rows, params->cols, params->dtype};
+  Product product{};
+  product.op = op;
+  product.format = format;
+  product.weight = params->weight;
+  product.weight_is_read = true;
+  product.x = params->x;
+  product.out = params->out;
+  product.scratch = params->scratch;
+  product.scratch_bytes = params->scratch_bytes;
+  product.vectors = params->vectors;
+  product.rows = params->rows;
+  product.cols = params->cols;
+  product.dtype = params->dtype;
   code = check_product(product, error);
   if (code != GGUF_OK || params->vectors == 0 || params->rows == 0) return code;
 
@@ -230,8 +249,19 @@ extern "C" int gguf_moe_a8_vec(const GgufMoeVecParams* params, GgufError* error)
   if (params->ids_bits != 32 && params->ids_bits != 64) return bad("ids_bits", params->ids_bits, "32 or 64");
   // Without a slot there is nothing to compute, whatever the number of tokens.
   const int64_t tokens = params->top_k == 0 ? 0 : params->tokens;
-  const Product product{op, format, params->weight, params->experts > 0, params->x, params->out, params->scratch,
-                        params->scratch_bytes, tokens, params->rows, params->cols, params->dtype};
+  Product product{};
+  product.op = op;
+  product.format = format;
+  product.weight = params->weight;
+  product.weight_is_read = params->experts > 0;
+  product.x = params->x;
+  product.out = params->out;
+  product.scratch = params->scratch;
+  product.scratch_bytes = params->scratch_bytes;
+  product.vectors = tokens;
+  product.rows = params->rows;
+  product.cols = params->cols;
+  product.dtype = params->dtype;
   code = check_product(product, error);
   if (code != GGUF_OK || tokens == 0 || params->rows == 0) return code;
   if (params->ids == nullptr) return bad("ids", 0, "a pointer");
@@ -242,8 +272,8 @@ extern "C" int gguf_moe_a8_vec(const GgufMoeVecParams* params, GgufError* error)
   const cudaStream_t stream = static_cast<cudaStream_t>(params->stream);
   const ActivationView activations = activation_view(params->scratch, tokens, params->cols);
   code = launched(error, op, "activation quantiser",
-                  launch_quantize(static_cast<GgufScalar>(params->dtype), params->x, params->x_stride, activations, tokens,
-                                  params->cols, stream));
+                  launch_quantize(static_cast<GgufScalar>(params->dtype), params->x, params->x_stride, activations,
+                                  tokens, params->cols, stream));
   if (code != GGUF_OK) return code;
   MoeVecArgs args{};
   args.product = product_args(product, params->out, activations);

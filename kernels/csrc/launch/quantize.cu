@@ -21,8 +21,8 @@ cudaError_t launch_as(QuantizeArgs args, int64_t vectors, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t launch_quantize(GgufScalar dtype, const void* x, int64_t x_stride, ActivationView out, int64_t vectors, int64_t cols,
-                            cudaStream_t stream) {
+cudaError_t launch_quantize(GgufScalar dtype, const void* x, int64_t x_stride, ActivationView out, int64_t vectors,
+                            int64_t cols, cudaStream_t stream) {
   const QuantizeArgs args{x, x_stride, out, cols, 0, 0};
   switch (dtype) {
     case GGUF_F16: return launch_as<__half>(args, vectors, stream);
