@@ -88,6 +88,7 @@ class Config:
     debug: bool
     allow_native: bool
     extensions: tuple[Extension, ...]
+    cuda_archs: tuple[str, ...]
     sources: Mapping[str, str]
     warnings: tuple[str, ...]
 
@@ -186,6 +187,16 @@ def _choices(allowed: Sequence[str], wanted: str) -> Check:
         return tuple(dict.fromkeys(item for _, item in chosen))
 
     return check
+
+
+def _cuda_archs(value: object, at: str, faults: list[str]) -> tuple[str, ...]:
+    chosen = _strings(value, at, faults, "compute capabilities")
+    for place, item in chosen:
+        if not re.fullmatch(r"[1-9][0-9]{1,2}[af]?", item):
+            _fault(faults, place, item, "a compute capability without a dot, such as 80 or 90a")
+    if not chosen and value == []:
+        _fault(faults, at, value, "at least one compute capability")
+    return tuple(dict.fromkeys(item for _, item in chosen))
 
 
 def _variable(value: object, at: str, faults: list[str]) -> str:
@@ -364,6 +375,13 @@ OPTIONS: tuple[Option, ...] = (
         help="what each extension is built for: rocm, host, cuda",
     ),
     Option(
+        name="cuda-archs",
+        check=_cuda_archs,
+        setting="words",
+        default=("80", "90"),
+        help="compute capabilities of the platform cuda, such as 90a",
+    ),
+    Option(
         name="allow-native",
         check=_flag,
         setting="flag",
@@ -487,6 +505,7 @@ def load_config(
         toolchain=values["toolchain"],
         auto_install=values["auto-install"],
         platforms=values["platforms"],
+        cuda_archs=values["cuda-archs"],
         build_dir=build_dir,
         jobs=values["jobs"],
         verbose=values["verbose"],

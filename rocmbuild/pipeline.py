@@ -72,6 +72,7 @@ class Prepared:
     toolchain: Toolchain | None
     torch_sdk: TorchSdk | None
     cxx: tuple[str, str]  # path and first line of --version
+    nvcc: str
     stage: Stage
     plan: BuildPlan
 
@@ -175,6 +176,23 @@ def _cxx(environ: Mapping[str, str]) -> tuple[str, str]:
     )
 
 
+def _nvcc(config: Config, environ: Mapping[str, str]) -> str:
+    """nvcc of CUDA_HOME, of PATH or of /usr/local/cuda, where the platform cuda is asked for."""
+    if "cuda" not in config.platforms:
+        return ""
+    home = environ.get("CUDA_HOME", "").strip()
+    places = (
+        [f"{home}/bin/nvcc"] if home else [shutil.which("nvcc", path=environ.get("PATH")), "/usr/local/cuda/bin/nvcc"]
+    )
+    for place in places:
+        if place and os.access(place, os.X_OK):
+            return place
+    raise EnvironmentFailure(
+        f"CUDA_HOME={home}: no bin/nvcc is there" if home else "no nvcc: neither on PATH nor in /usr/local/cuda",
+        hint="install the CUDA toolkit, or leave cuda out of platforms",
+    )
+
+
 # The arrows
 
 
@@ -217,10 +235,14 @@ def prepare(config: Config, environ: Mapping[str, str]) -> Prepared:
     targets = _targets(config, environ)
     toolchain = _toolchain(config, environ)
     torch_sdk = _torch_sdk(config)
-    cxx = _cxx(environ)
+    cxx, nvcc = _cxx(environ), _nvcc(config, environ)
     stage = _stage(config, toolchain, torch_sdk)
     build_dir = config.build_dir
     sync(stage, build_dir / "src" / "hip", tree="hip")
+    if nvcc:
+        sync(stage, build_dir / "src" / "cuda", tree="cuda")
+        done = process.run([nvcc, "--version"], what=f"asking {nvcc} for its version", error=EnvironmentFailure)
+        _write(build_dir / "support" / "nvcc.json", _json({"path": nvcc, "version": done.stdout.splitlines()[-1]}))
     host_sources = _support(build_dir, toolchain, torch_sdk, cxx, host="host" in config.platforms)
     torch_include = tuple(str(folder) for folder in torch_sdk.include_dirs())
     plan = make_plan(
@@ -234,11 +256,19 @@ def prepare(config: Config, environ: Mapping[str, str]) -> Prepared:
             host_sources=host_sources,
             host_flags=host.compile_flags(clang="clang" in cxx[1], include="support/host/include"),
             host_link_flags=host.link_flags(),
+            nvcc=nvcc,
             prefix_maps=prefix_maps(build_dir, toolchain, torch_include),
         ),
     )
     return Prepared(
-        config=config, targets=targets, toolchain=toolchain, torch_sdk=torch_sdk, cxx=cxx, stage=stage, plan=plan
+        config=config,
+        targets=targets,
+        toolchain=toolchain,
+        torch_sdk=torch_sdk,
+        cxx=cxx,
+        nvcc=nvcc,
+        stage=stage,
+        plan=plan,
     )
 
 
@@ -349,7 +379,7 @@ def _evidence(prepared: Prepared, record: dict[str, Any], report: AuditReport) -
         places.append((str(prepared.toolchain.prefix), "{toolchain}"))
     if prepared.torch_sdk:
         places.append((str(prepared.torch_sdk.include), "{torch}"))
-    places.append((prepared.cxx[0], "{cxx}"))
+    places += [(prepared.cxx[0], "{cxx}"), *([(prepared.nvcc, "{nvcc}")] if prepared.nvcc else [])]
 
     def plain(word: str) -> str:
         for path, name in places:

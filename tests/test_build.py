@@ -202,3 +202,27 @@ def test_no_target_at_all_says_what_to_set(tmp_path: Path) -> None:
     project.write_text(project.read_text().replace('targets = ["gfx1201"]\n', ""))
     with pytest.raises(InputError, match=r"no target.*FREETOKEN_ROCM_ARCH"):
         build(tmp_path / "p", tmp_path / "b", tmp_path / "dist")
+
+
+@pytest.mark.slow
+def test_the_platform_cuda_compiles_the_untouched_sources(tmp_path: Path) -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    built = build(PROJECTS / "saxpy", tmp_path / "b", tmp_path / "dist", platforms="cuda", cuda_archs="90a")
+    with zipfile.ZipFile(built.path) as file:
+        assert "saxpy/lib/saxpy_cuda.so" in file.namelist()
+    words = [command["argv"] for command in built.record["commands"] if command["kind"] == "cuda"]
+    assert all("src/cuda/csrc/" in " ".join(argv) for argv in words)
+    assert len(words) == 2
+    needed = subprocess.run(
+        ["readelf", "-d", tmp_path / "b/lib/saxpy/lib/saxpy_cuda.so"], capture_output=True, text=True
+    )
+    assert "libcudart" not in needed.stdout
+
+
+def test_full_torch_is_refused_declaratively(tmp_path: Path) -> None:
+    shutil.copytree(PROJECTS / "saxpy", tmp_path / "p")
+    project = tmp_path / "p/pyproject.toml"
+    project.write_text(project.read_text().replace('torch = "none"', 'torch = "full"'))
+    with pytest.raises(InputError, match='torch = "full" is not built declaratively'):
+        build(tmp_path / "p", tmp_path / "b", tmp_path / "dist", platforms="host")

@@ -80,7 +80,7 @@ def compile_commands(plan: BuildPlan, build_dir: Path) -> str:
     entries = [
         {"directory": str(build_dir), "file": edge.inputs[0], "output": edge.output, "arguments": list(edge.argv)}
         for edge in plan.edges
-        if edge.kind in {"device", "host", "cxx"}
+        if edge.kind in {"device", "host", "cuda", "cxx"}
     ]
     return json.dumps(entries, indent=1) + "\n"
 

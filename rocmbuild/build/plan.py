@@ -48,7 +48,7 @@ BUNDLE_FORMAT = "2"  # compressed bundles of format 3 are not read by ROCm befor
 class Edge:
     """One command. inputs, implicit and output are relative to the build folder."""
 
-    kind: str  # device | bundle | host | cxx | stub | link
+    kind: str  # device | bundle | host | cuda | cxx | stub | link
     platform: str
     extension: str
     target: str | None = None
@@ -110,6 +110,7 @@ class PlanInput:
     host_sources: tuple[str, ...] = ()
     host_flags: tuple[str, ...] = ()
     host_link_flags: tuple[str, ...] = ()
+    nvcc: str = ""
     prefix_maps: tuple[tuple[str, str], ...] = ()
 
 
@@ -124,7 +125,12 @@ def make_plan(config: Config, given: PlanInput) -> BuildPlan:
     Raises InputError for an extension without a source, a platform without what it needs, a target that
     the toolchain cannot compile.
     """
-    faults: list[str] = []
+    faults = [
+        f'tool.rocmbuild.extensions {extension.name!r}: torch = "full" is not built declaratively; '
+        "wanted stable or none, or a setup.py of the project's own"
+        for extension in config.extensions
+        if extension.torch == "full"
+    ]
     edges: list[Edge] = []
     libraries: list[Library] = []
     for extension in config.extensions:
@@ -139,9 +145,9 @@ def make_plan(config: Config, given: PlanInput) -> BuildPlan:
             library = Library(extension=extension.name, platform=platform, path=library_path(extension.name, platform))
             libraries.append(library)
             maker = _Maker(config, given, extension, platform, library)
-            edges += maker.rocm(sources) if platform == "rocm" else maker.host(sources)
+            edges += {"rocm": maker.rocm, "host": maker.host, "cuda": maker.cuda}[platform](sources)
     if faults:
-        raise InputError(joined(faults), hint="correct the globs in pyproject.toml; they are relative to its folder")
+        raise InputError(joined(faults), hint="correct [[tool.rocmbuild.extensions]] in pyproject.toml")
     return BuildPlan(edges=tuple(edges), libraries=tuple(libraries))
 
 
@@ -180,7 +186,7 @@ class _Maker:
 
     @property
     def tree(self) -> str:
-        return "src/hip"
+        return "src/cuda" if self.platform == "cuda" else "src/hip"
 
     def defines(self) -> tuple[str, ...]:
         """Defines of the platform and of the project."""
@@ -192,6 +198,11 @@ class _Maker:
         words += [f"-D{name}={value}" if value else f"-D{name}" for name, value in self.extension.defines]
         return tuple(words)
 
+    def staged(self, source: str) -> str:
+        """Where a source stands in the build folder: CUDA compiles what the project wrote, the others the HIPified."""
+        name = source if self.platform == "cuda" else self.given.stage.output_of(source)
+        return f"{self.tree}/{name}"
+
     def object(self, source: str, suffix: str) -> str:
         return f"{self.objects}/{source}{suffix}"
 
@@ -199,7 +210,7 @@ class _Maker:
 
     def cxx(self, source: str) -> Edge:
         """A C++ source, by the host's compiler."""
-        staged = f"{self.tree}/{self.given.stage.output_of(source)}"
+        staged = self.staged(source)
         output = self.object(source, ".o")
         torch: tuple[str, ...] = ()
         implicit: tuple[str, ...] = ("support/cxx.json",)
@@ -255,7 +266,7 @@ class _Maker:
         )
 
     def device_unit(self, source: str, toolchain: Toolchain, targets: TargetSet) -> list[Edge]:
-        staged = f"{self.tree}/{self.given.stage.output_of(source)}"
+        staged = self.staged(source)
         shared = self.hip_flags(source, toolchain)
         stamps = ("support/toolchain.json",)
         guard = "support/include/rocmbuild/wave32.h"
@@ -333,11 +344,43 @@ class _Maker:
             if PurePosixPath(source).suffix in CXX_SUFFIXES:
                 edges.append(self.cxx(source))
                 continue
-            staged = f"{self.tree}/{self.given.stage.output_of(source)}"
+            staged = self.staged(source)
             edges.append(self.executor_unit(staged, source, self.object(source, ".o"), flags, ("-x", "c++")))
         for runtime in self.given.host_sources:
             output = f"{self.objects}/executor/{PurePosixPath(runtime).name}.o"
             edges.append(self.executor_unit(runtime, None, output, flags, ()))
+        return [*edges, *self.link([edge.output for edge in edges])]
+
+    def cuda(self, sources: Sequence[str]) -> list[Edge]:
+        """The untouched sources by nvcc; the CUDA runtime, too, is the one that torch has loaded."""
+        edges: list[Edge] = []
+        hidden = ",".join(("-fPIC", *_HIDDEN_GNU, *(f"-ffile-prefix-map={a}={b}" for a, b in self.given.prefix_maps)))
+        includes = [word for word in self.paths() if word.startswith("-I")]
+        for source in sources:
+            if PurePosixPath(source).suffix in CXX_SUFFIXES:
+                edges.append(self.cxx(source))
+                continue
+            staged, output = self.staged(source), self.object(source, ".o")
+            argv = (
+                *(self.given.nvcc, "-x", "cu", "-c", staged, "-o", output, "-std=c++17"),
+                *self.optimisation("-O3"),
+                *(f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in self.config.cuda_archs),
+                *("-ccbin", self.given.cxx, "-Xcompiler", hidden, "--threads", "0", "--cudart", "none"),
+                *self.defines(),
+                *includes,
+                *("-MD", "-MF", f"{output}.d"),
+            )
+            edges.append(
+                self.edge(
+                    "cuda",
+                    source=source,
+                    inputs=(staged,),
+                    implicit=("support/nvcc.json", "support/cxx.json"),
+                    output=output,
+                    argv=argv,
+                    depfile=f"{output}.d",
+                )
+            )
         return [*edges, *self.link([edge.output for edge in edges])]
 
     def executor_unit(
