@@ -214,10 +214,9 @@ def test_the_platform_cuda_compiles_the_untouched_sources(tmp_path: Path) -> Non
     words = [command["argv"] for command in built.record["commands"] if command["kind"] == "cuda"]
     assert all("src/cuda/csrc/" in " ".join(argv) for argv in words)
     assert len(words) == 2
-    needed = subprocess.run(
-        ["readelf", "-d", tmp_path / "b/lib/saxpy/lib/saxpy_cuda.so"], capture_output=True, text=True
-    )
-    assert "libcudart" not in needed.stdout
+    library = tmp_path / "b/lib/saxpy/lib/saxpy_cuda.so"
+    needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    assert "libcudart" not in needed
 
 
 def test_full_torch_is_refused_declaratively(tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ def test_without_settings_all_is_default(load, tmp_path: Path, text: str) -> Non
         verbose=False,
         debug=False,
         allow_native=False,
+        cuda_archs=("80", "90"),
         extensions=(),
         sources={option.name: "default" for option in OPTIONS},
         warnings=(),
@@ -652,3 +653,9 @@ def test_defaults_of_the_table_are_those_of_the_dataclass() -> None:
     for option in EXTENSION_OPTIONS:
         if not option.required:
             assert getattr(made, option.name.replace("-", "_")) == option.default
+
+
+def test_cuda_archs_are_compute_capabilities_without_a_dot(load) -> None:
+    assert load('[tool.rocmbuild]\ncuda-archs = ["90a", "80", "90a"]\n').cuda_archs == ("90a", "80")
+    with pytest.raises(InputError, match=r"cuda-archs\[0\]: found '9\.0', wanted a compute capability without a dot"):
+        load('[tool.rocmbuild]\ncuda-archs = ["9.0"]\n')
