@@ -657,5 +657,5 @@ def test_defaults_of_the_table_are_those_of_the_dataclass() -> None:
 
 def test_cuda_archs_are_compute_capabilities_without_a_dot(load) -> None:
     assert load('[tool.rocmbuild]\ncuda-archs = ["90a", "80", "90a"]\n').cuda_archs == ("90a", "80")
-    with pytest.raises(InputError, match=r"cuda-archs\[0\]: found '9\.0', wanted a compute capability without a dot"):
+    with pytest.raises(InputError, match=r'cuda-archs\[0\]: found "9\.0", wanted a compute capability without a dot'):
         load('[tool.rocmbuild]\ncuda-archs = ["9.0"]\n')
