@@ -82,6 +82,7 @@ static __device__ __forceinline__ int dot4(uint32_t a, uint32_t b, int c) {
 #elif defined(GGUF_NVIDIA_DEVICE) || defined(GGUF_HOST_EXECUTOR)
   return __dp4a(static_cast<int>(a), static_cast<int>(b), c);
 #else
+  (void)a, (void)b;
   return c;
 #endif
 }
