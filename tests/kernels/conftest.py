@@ -71,7 +71,11 @@ def build_package(csrc: Path, *, defines: Sequence[str] = (), flags: Sequence[st
             torch=extension.torch if binding else "none",
         )
         built = pipeline.build_wheel(
-            dataclasses.replace(config, extensions=(extension,)), place / "dist", dict(os.environ)
+            dataclasses.replace(
+                config, extensions=(extension,), debug=bool(flags)
+            ),  # a sanitizer's report names functions
+            place / "dist",
+            dict(os.environ),
         )
         package = place / f"package-{hashlib.sha256(built.path.read_bytes()).hexdigest()[:16]}"
         if not package.exists():
