@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -121,8 +122,14 @@ def _stage(args: argparse.Namespace) -> int:
     return 0
 
 
+def _width() -> int:
+    """Columns of a report: those of the terminal, at least 80 and not so many that lines are lost; 100 in files."""
+    return max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
+
+
 def _build(args: argparse.Namespace) -> int:
     from rocmbuild import pipeline
+    from rocmbuild.audit.table import to_table
     from rocmbuild.config import load_config
 
     config = load_config(args.project, settings=_settings(args), environ=os.environ)
@@ -133,22 +140,66 @@ def _build(args: argparse.Namespace) -> int:
             | {"audit": built.report.to_json()}
         )
         return 0
-    console.out(built.report.to_table())
+    console.out(to_table(built.report, _width()))
     console.out(f"\n{built.path}")
     return 0
 
 
 def _audit(args: argparse.Namespace) -> int:
+    from rocmbuild.audit.meaning import card
     from rocmbuild.audit.report import audit_paths
+    from rocmbuild.audit.table import to_table
     from rocmbuild.targets import parse_targets
 
     targets = parse_targets(args.targets, source="--targets") if args.targets else None
-    report = audit_paths(args.paths, targets=targets.names if targets else None)
+    cards = [card(word) for given in args.cards or [] for word in given.split(",") if word.strip()]
+    paths = [path for path in args.paths if str(path) != "-"]
+    text = sys.stdin.buffer.read().decode("utf-8", "backslashreplace") if len(paths) < len(args.paths) else None
+    report = audit_paths(paths, targets=targets.names if targets else None, cards=cards, text=text)
     if args.json:
         console.out_json(report.to_json())
     else:
-        console.out(report.to_table())
+        console.out(to_table(report, _width()))
     return 0 if report.ok else 1
+
+
+def _run(args: argparse.Namespace) -> int:
+    from rocmbuild.running import run_command
+    from rocmbuild.targets import ARCH_ENV, TORCH_ARCH_ENV, parse_targets
+    from rocmbuild.toolchain.discover import find_toolchain
+
+    places = (("--targets", args.targets), *((name, os.environ.get(name)) for name in (ARCH_ENV, TORCH_ARCH_ENV)))
+    targets = next((found for source, text in places if (found := parse_targets(text or "", source=source))), None)
+    if targets is None:
+        raise InputError(
+            f"no target: neither --targets nor {ARCH_ENV} names one", hint="rocmbuild run --targets gfx1201 -- COMMAND"
+        )
+    ran = run_command(
+        args.words[1:] if args.words[:1] == ["--"] else args.words,
+        targets=targets,
+        toolchain=find_toolchain(spec=args.toolchain, environ=os.environ),
+        environ=os.environ,
+        patterns=args.audit or (),
+        keep=args.record,
+        quiet=args.json,
+    )
+    if args.json:
+        console.out_json(
+            {"ok": ran.ok, "status": ran.status, "commands_failed": ran.failed, "audit": ran.report.to_json()}
+        )
+        return 0 if ran.ok else 1
+    if ran.status:
+        console.note(f"rocmbuild: the command ended with status {ran.status}")
+    for finding in ran.report.findings:
+        console.note(f"rocmbuild: {finding}")
+    compiled = ran.report.compiled
+    console.note(
+        f"rocmbuild: requested {' '.join(targets.names)} ({targets.source}); compiled {' '.join(compiled.targets) or 'none'}"
+        f" in {compiled.device_commands} device commands of {compiled.commands}, {ran.failed} more ended with an error"
+        + (f"; emitted {' '.join(ran.report.emitted) or 'none'}" if ran.report.binaries else "")
+        + ("" if ran.ok else "; not good")
+    )
+    return 0 if ran.ok else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -189,8 +240,23 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("-v", "--verbose", action="store_true", help="show the commands")
 
     audit = command("audit", _audit, "what was asked, what was compiled, what is inside")
-    audit.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a wheel, a library, a record.json")
+    kinds_of_paths = "a wheel, a library, a record.json, compile_commands.json, the log of a build, - for one on stdin"
+    audit.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=kinds_of_paths)
     audit.add_argument("--targets", metavar="T", help="the targets that it must have (default: those of its evidence)")
+    audit.add_argument(
+        *("--for",),
+        dest="cards",
+        action="append",
+        metavar="CARD",
+        help="whether it runs on a card: gfx1151, gfx90a:xnack+, 'Radeon RX 9070 XT' (exit 1 if not)",
+    )
+
+    run = command("run", _run, "run another build system's command with recording compilers, and judge what it compiled")
+    run.add_argument("--targets", metavar="T", help="targets, as in FREETOKEN_ROCM_ARCH")
+    run.add_argument("--toolchain", metavar="NAME", help="a toolchain's name, its path or a range of versions")
+    run.add_argument("--audit", action="append", metavar="GLOB", help="wheels and libraries that the command makes")
+    run.add_argument("--record", type=Path, metavar="FILE", help="keep the record of the commands there")
+    run.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command")
     return parser
 
 

@@ -13,6 +13,7 @@ from audit_samples import WITHOUT_HEADERS, Samples
 
 from rocmbuild.audit.record import parse_record, read_record
 from rocmbuild.audit.report import AuditReport, audit, audit_paths
+from rocmbuild.audit.table import to_table
 from rocmbuild.errors import InputError
 from rocmbuild.toolchain.model import Toolchain
 
@@ -169,7 +170,7 @@ def test_no_record_is_said_and_not_taken_for_good(build: Build, name: Path) -> N
     assert report.ok
     assert [finding.rule for finding in report.findings] == ["not-recorded"]
     assert report.to_json()["compiled"]["source"] == "not recorded"
-    assert "compiled   not recorded" in report.to_table()
+    assert "compiled   not recorded" in to_table(report)
     evidence = {**build.evidence(), "commands": []}
     report = audit([build.wheel(name, evidence)])
     assert [finding.rule for finding in report.findings] == ["not-recorded"]
@@ -179,7 +180,7 @@ def test_nothing_asked_for(build: Build) -> None:
     report = audit_paths([build.libraries[1]])
     assert report.requested is None
     assert {finding.rule for finding in report.findings} == {"not-requested", "not-recorded"}
-    assert "audit: nothing was asked for, 16 kernels in 4 code objects, wave32" in report.to_table()
+    assert "audit: nothing was asked for, 16 kernels in 4 code objects, wave32" in to_table(report)
 
 
 def test_a_wheel_for_other_targets_than_asked(build: Build, name: Path) -> None:
@@ -316,10 +317,12 @@ def test_records_of_another_shape(value: dict[str, Any], words: str) -> None:
 def test_records_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"record\.json: cannot be read"):
         read_record(tmp_path)
-    for text, words in (("{", "not JSON"), ("[]", "found list, wanted"), ("\udc80", "not JSON")):
+    for text, words in (("{", "not JSON"), ("[]", "no compiler command"), ("\udc80", "not JSON")):
         (tmp_path / "r.json").write_bytes(text.encode("utf-8", "surrogateescape"))
         with pytest.raises(InputError, match=words):
             audit_paths([tmp_path / "r.json"])
+    (tmp_path / "r.json").write_text('{"format": 1, "targets": []}')
+    (tmp_path / "record.json").write_text('{"format": 1, "targets": []}')
     with pytest.raises(InputError, match="2 records"):
         audit_paths([tmp_path, tmp_path / "r.json"])
     with pytest.raises(InputError, match="nothing to audit"):
@@ -332,7 +335,17 @@ def test_json_is_stable(build: Build, name: Path) -> None:
     texts = {json.dumps(audit_paths([name]).to_json()) for _ in range(2)}
     (text,) = texts
     value = json.loads(text)
-    assert list(value) == ["format", "ok", "requested", "compiled", "emitted", "findings", "files", "commands"]
+    assert list(value) == [
+        "format",
+        "ok",
+        "requested",
+        "compiled",
+        "emitted",
+        "served",
+        "findings",
+        "files",
+        "commands",
+    ]
     assert value["requested"] == {"targets": list(TARGETS), "source": "-C targets"}
     assert value["emitted"]["libraries"] == {LIBRARY: sorted(TARGETS)}
     (library,) = [lib for lib in value["files"][0]["libraries"] if lib["name"] == LIBRARY]
@@ -345,14 +358,14 @@ def test_names_cannot_write_to_the_terminal(build: Build, name: Path) -> None:
     evil = build.samples.code("gfx1201").read_bytes().replace(b"plain", b"\x1b[2Jx")
     with zipfile.ZipFile(name, "w") as wheel:
         wheel.writestr("\x1b[31mred.co", evil)
-    text = audit_paths([name], targets=["gfx1100"]).to_table()
+    text = to_table(audit_paths([name], targets=["gfx1100"]))
     assert "\x1b" not in text
     assert "\\x1b[31mred.co" in text
 
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_the_table_fits(width: int, build: Build, name: Path) -> None:
-    text = audit_paths([build.wheel(name), build.samples.code("gfx1201", "-mwavefrontsize64")]).to_table(width)
+    text = to_table(audit_paths([build.wheel(name), build.samples.code("gfx1201", "-mwavefrontsize64")]), width)
     assert [line for line in text.splitlines() if len(line) > width and " " in line.strip()] == []
     assert "requested  gfx1201 gfx1100  (-C targets)" in text
     assert "sample::scale<float>" in text

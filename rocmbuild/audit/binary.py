@@ -6,7 +6,6 @@ Reads are bounded: at most one bundle (when compressed) and one code object are 
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import stat
@@ -18,13 +17,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from rocmbuild.audit.bundle import Bundle, is_bundle, walk
-from rocmbuild.audit.codeobject import CodeObject, is_bitcode, read_code_object
+from rocmbuild.audit.bundle import Bundle, Entry, is_bundle, walk
+from rocmbuild.audit.codeobject import CodeObject, is_bitcode, read_code_object, target_of_triple
 from rocmbuild.audit.codeobject import findings as code_findings
+from rocmbuild.audit.container import images
 from rocmbuild.audit.demangle import demangle as demangled_names
-from rocmbuild.audit.elf import DT_SONAME, EM_AMDGPU, MAGIC, Elf, is_elf64, read_elf
+from rocmbuild.audit.elf import DT_SONAME, EM_AMDGPU, MAGIC, STB_WEAK, Elf, is_elf64, read_elf
 from rocmbuild.audit.finding import Finding
 from rocmbuild.audit.source import Data, open_file
+from rocmbuild.audit.torch_abi import TorchNeed, is_stable, torch_need
 from rocmbuild.errors import InputError
 
 __all__ = ["EVIDENCE", "BinaryReport", "BundleInfo", "HostSide", "Library", "inspect"]
@@ -57,8 +58,8 @@ class BundleInfo:
 class HostSide:
     """What the host part of an ELF file wants from elsewhere: undefined symbols, sorted.
 
-    torch_stable: C symbols of torch's stable ABI. torch_cxx: C++ symbols of torch, which tie the
-    file to one torch release. python: symbols of the Python C API.
+    torch_stable: C symbols of torch's stable ABI, torch_need: the release that has them. torch_cxx: C++ symbols of
+    torch, which tie the file to one torch release. python: symbols of the Python C API.
     """
 
     machine: int
@@ -67,6 +68,7 @@ class HostSide:
     hip: tuple[str, ...]
     torch_stable: tuple[str, ...]
     torch_cxx: tuple[str, ...]
+    torch_need: TorchNeed
     python: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -77,6 +79,8 @@ class HostSide:
             "hip": list(self.hip),
             "torch_stable": list(self.torch_stable),
             "torch_cxx": list(self.torch_cxx),
+            "torch_release": self.torch_need.release,
+            "torch_unknown": list(self.torch_need.unknown),
             "python": list(self.python),
         }
 
@@ -192,7 +196,7 @@ def _elf(data: Data, name: str) -> Library:
         )
     kind: Kind = "object" if elf.type == 1 else "shared library" if elf.type == 3 else "executable"
     host = _host_side(elf)
-    areas = [elf.contents(s) for s in elf.sections if s.name.startswith((_FATBIN, _RDC_SECTION))]
+    areas = [elf.contents(s) for s in elf.sections if s.name.startswith((_FATBIN, _RDC_SECTION, ".llvm.offloading"))]
     if sum(area.size for area in areas) > data.size:
         raise data.error(0, "the sections with device code overlap: together they are larger than the file")
     areas = [elf.contents(s) for s in elf.sections if s.name == _FATBIN]
@@ -211,10 +215,17 @@ def _elf(data: Data, name: str) -> Library:
             code = read_code_object(part, bundle_id=bundle_id, where=f"{name}({bundle_id})")
             codes.append(code)
             extra += code_findings(code)
-    if elf.section(".llvm.offloading"):
-        extra.append(
-            _finding("error", "not-linked", "section .llvm.offloading: its device code is not linked yet", name)
-        )
+    for section in elf.sections:
+        if section.name == ".llvm.offloading":
+            for image in images(elf.contents(section)):
+                if image.target and "amdgcn" in image.triple:
+                    target = target_of_triple(f"-{image.target}")
+                    code = read_code_object(image.data, bundle_id=f"-{target}", where=f"{name}({target})")
+                    codes.append(code)
+                    if code.format == "elf":
+                        message = f"device code for {target} is in .llvm.offloading: its link is still to come"
+                        extra.append(_finding("error", "not-linked", message, name))
+                    extra += code_findings(code)
     missing = [symbol for symbol in host.hip if symbol.startswith("__hip_fatbin")]
     if missing and kind != "object":
         message = f"will not load: undefined fat binary {missing[0]} (-fgpu-rdc objects linked without --hip-link)"
@@ -231,23 +242,28 @@ def _library(data: Data, name: str, kind: Kind, areas: Sequence[Data], host: Hos
     bundles: list[BundleInfo] = []
     codes: list[CodeObject] = []
     found: list[Finding] = []
+
+    def visit(entry: Entry) -> CodeObject | Finding | None:
+        if entry.kind == "host":
+            return None
+        if not entry.target.startswith("gfx"):
+            message = f"bundle entry {entry.id} is not code for an AMD processor: not looked into"
+            return _finding("warning", "entry-unknown", message, name)
+        return read_code_object(entry.data, bundle_id=entry.id, where=f"{name}({entry.target})")
+
     for area in areas:
-        for bundle in walk(area):
+        for walked in walk(area, visit):
+            bundle = walked.bundle
             bundles.append(_info(bundle))
             if bundle.digest_ok is False:
                 message = f"the bundle at 0x{bundle.offset:x} has not the content that its digest names"
                 found.append(_finding("error", "digest-mismatch", message, name))
-            for entry in bundle.entries:
-                if entry.kind == "host" or not entry.size:
-                    continue
-                if not entry.target.startswith("gfx"):
-                    message = f"bundle entry {entry.id} is not code for an AMD processor: not looked into"
-                    found.append(_finding("warning", "entry-unknown", message, name))
-                    continue
-                where = f"{name}({entry.target})"
-                code = read_code_object(entry.data, bundle_id=entry.id, where=where)
-                codes.append(code)
-                found += code_findings(code)
+            for result in walked.results:
+                if isinstance(result, CodeObject):
+                    codes.append(result)
+                    found += code_findings(result)
+                elif result:
+                    found.append(result)
     return Library(
         name=name,
         kind=kind,
@@ -278,15 +294,18 @@ def _host_side(elf: Elf) -> HostSide:
         else:
             needed.append(value)
     table = ".dynsym" if elf.section(".dynsym") else ".symtab"
-    undefined = {symbol.name for symbol in elf.symbols(table) if symbol.section == 0 and symbol.name}
-    stable = {name for name in undefined if name.startswith(("aoti_torch_", "torch_"))}
+    undefined: dict[str, bool] = {}  # name -> whether the library loads without it
+    for symbol in elf.symbols(table):
+        if symbol.section == 0 and symbol.name:
+            undefined[symbol.name] = undefined.get(symbol.name, True) and symbol.binding == STB_WEAK
     return HostSide(
         machine=elf.machine,
         soname=soname,
         needed=tuple(needed),
         hip=tuple(sorted(name for name in undefined if _HIP.match(name))),
-        torch_stable=tuple(sorted(stable)),
+        torch_stable=tuple(sorted(filter(is_stable, undefined))),
         torch_cxx=tuple(sorted(name for name in undefined if _TORCH_CXX.match(name))),
+        torch_need=torch_need(name for name, weak in undefined.items() if not weak),
         python=tuple(sorted(name for name in undefined if name.startswith(("Py", "_Py")))),
     )
 
@@ -364,12 +383,17 @@ def _member(stream: IO[bytes], info: zipfile.ZipInfo, head: bytes, path: Path) -
             return first[offset : offset + count]
         if offset >= size - len(last):
             return last[offset - size + len(last) :][:count]
-        stream.seek(offset)
-        part = io.BytesIO()
-        while count > 0 and (chunk := stream.read(min(count, _SMALL))):
-            part.write(chunk)
-            count -= len(chunk)
-        return part.getvalue()
+        if offset < stream.tell():
+            stream.seek(0)  # inflates from the beginning again
+        while offset > stream.tell() and stream.read(min(offset - stream.tell(), _SMALL)):
+            pass  # seek() would take 16 MiB at a time
+        part = bytearray(count)
+        view, done = memoryview(part), 0
+        while done < count and (chunk := stream.read(min(count - done, _SMALL))):
+            view[done : done + len(chunk)] = chunk
+            done += len(chunk)
+        view.release()
+        return bytes(part) if done == count else bytes(part[:done])
 
     return Data(label, size, read)
 

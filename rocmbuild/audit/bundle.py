@@ -10,6 +10,9 @@ compressed  "CCOB", u16 version, u16 method (0 zlib, 1 zstd); version 2: u32 tot
 
 Bundles follow each other with zero bytes between them, for alignment. The walk goes by the sizes in the
 headers; anything but zeros or a bundle's magic where one bundle has ended is an error.
+
+Memory: a compressed bundle is never whole in memory beside the decompressor's own window; its entries are handed out
+one by one as they come out of it.
 """
 
 from __future__ import annotations
@@ -17,24 +20,30 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import IO, TYPE_CHECKING, Generic, Literal, TypeVar, cast
 
-from rocmbuild.audit.source import Data, from_bytes
+from rocmbuild.audit.source import Data
 
-__all__ = ["COMPRESSED_MAGIC", "PLAIN_MAGIC", "Bundle", "Entry", "is_bundle", "walk"]
+if TYPE_CHECKING:
+    import zstandard
+
+__all__ = ["COMPRESSED_MAGIC", "PLAIN_MAGIC", "Bundle", "Entry", "Walked", "is_bundle", "walk"]
+
+T = TypeVar("T")
 
 PLAIN_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 COMPRESSED_MAGIC = b"CCOB"
 _MAX_BUNDLE = 1 << 33  # 8 GiB: no bundle of device code comes near
 _ZLIB_RATIO = 1032  # deflate's most
 _ZSTD_RATIO = 1 << 15  # a block of 4 bytes gives 128 KiB at most
+_STEP = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One part of a bundle.
+    """One part of a bundle. data is for the visit of a walk only.
 
     id: as written ("hipv4-amdgcn-amd-amdhsa--gfx90a:xnack+"). kind: its first word ("host", "hip",
     "hipv4", "openmp"). target: the processor with its features, "" for the host.
@@ -69,15 +78,27 @@ def is_bundle(head: bytes) -> bool:
     return head.startswith((PLAIN_MAGIC, COMPRESSED_MAGIC))
 
 
-def walk(data: Data) -> Iterator[Bundle]:
-    """The bundles in a section or file, in order; a compressed one is in memory until the next is asked for."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walked(Generic[T]):
+    """A bundle and what was made of its entries; results are in the order of bundle.entries, None for empty ones."""
+
+    bundle: Bundle
+    results: tuple[T | None, ...]
+
+
+def walk(data: Data, visit: Callable[[Entry], T]) -> Iterator[Walked[T]]:
+    """The bundles in a section or file, in order, with what visit makes of each entry that is not empty.
+
+    visit is called in the order in which the entries lie, and may read an entry's data until it returns.
+    """
     offset = 0
     while offset < data.size:
         rest = data.window(offset, data.size - offset, "bundle")
         magic = rest.read(0, min(rest.size, len(PLAIN_MAGIC)), "bundle magic")
         if magic == PLAIN_MAGIC:
             entries, size = _plain(rest)
-            yield Bundle(
+            results = _visited(entries, visit)
+            bundle = Bundle(
                 offset=offset,
                 size=size,
                 version=0,
@@ -86,15 +107,37 @@ def walk(data: Data) -> Iterator[Bundle]:
                 digest_ok=None,
                 entries=entries,
             )
+            yield Walked(bundle=bundle, results=results)
         elif magic.startswith(COMPRESSED_MAGIC):
-            bundle = _compressed(rest, offset)
-            size = bundle.size
-            yield bundle
-            del bundle
+            walked = _compressed(rest, offset, visit)
+            size = walked.bundle.size
+            yield walked
         else:
             wanted = f"{PLAIN_MAGIC.decode()} or {COMPRESSED_MAGIC.decode()}"
             raise rest.error(0, f"no offload bundle begins here: found {magic[:8].hex(' ')}, wanted {wanted}")
         offset = data.skip_zeros(offset + size)
+
+
+def _visited(entries: tuple[Entry, ...], visit: Callable[[Entry], T]) -> tuple[T | None, ...]:
+    """The results in table order, made in the order of offsets; an entry is read once, into memory, when it is read."""
+    results: list[T | None] = [None] * len(entries)
+    for index in sorted(range(len(entries)), key=lambda i: entries[i].offset):
+        entry = entries[index]
+        if entry.size:
+            results[index] = visit(replace(entry, data=_once(entry.data)))
+    return tuple(results)
+
+
+def _once(window: Data) -> Data:
+    """The same bytes, taken from the window as a whole by the first read."""
+    kept: list[bytes] = []
+
+    def read(offset: int, size: int) -> bytes:
+        if not kept:
+            kept.append(window.read(0, window.size, "bundle entry"))
+        return kept[0][offset - window.base : offset - window.base + size]
+
+    return Data(window.name, window.size, read, window.base)
 
 
 def _plain(data: Data) -> tuple[tuple[Entry, ...], int]:
@@ -127,8 +170,8 @@ def _plain(data: Data) -> tuple[tuple[Entry, ...], int]:
     return tuple(entries), end
 
 
-def _compressed(data: Data, offset: int) -> Bundle:
-    """The compressed bundle at the start of data, with its entries in memory."""
+def _compressed(data: Data, offset: int, visit: Callable[[Entry], T]) -> Walked[T]:
+    """The compressed bundle at the start of data, with what visit makes of its entries."""
     version, method = struct.unpack("<HH", data.read(4, 4, "compressed bundle header"))
     if version == 1:
         (uncompressed,) = struct.unpack("<I", data.read(8, 4, "compressed bundle sizes"))
@@ -153,65 +196,154 @@ def _compressed(data: Data, offset: int) -> Bundle:
     ratio = _ZSTD_RATIO if method else _ZLIB_RATIO
     if uncompressed > min(_MAX_BUNDLE, (total - header) * ratio + 64):
         raise data.error(8, f"{total - header} compressed bytes cannot give the {uncompressed} that the header claims")
-    payload = data.read(header, total - header, "compressed bundle")
-    if method:
-        plain = _unzstd(data, header, payload, uncompressed)
-    else:
-        plain, used = _unzlib(data, header, payload, uncompressed)
-        if version == 1:
-            total = header + used
-        elif used != len(payload):
-            raise data.error(header + used, f"{len(payload) - used} bytes follow the compressed data in the bundle")
-    del payload
-    if len(plain) != uncompressed:
-        raise data.error(8, f"the bundle gave {len(plain)} bytes, its header claims {uncompressed}")
-    good = hashlib.md5(plain, usedforsecurity=False).digest()[:8] == digest
-    inner = from_bytes(f"{data.place()}, uncompressed", plain)
-    if plain[: len(PLAIN_MAGIC)] != PLAIN_MAGIC:
-        raise inner.error(0, f"no plain bundle in the compressed one: found {plain[:8].hex(' ')}")
+    payload = _Payload(data, header, total - header)
+    stream = (_Zstd if method else _Zlib)(data, header, payload, uncompressed)
+    plain = _Forward(data, header, stream, uncompressed)
+    inner = Data(f"{data.place()}, uncompressed", uncompressed, plain.read)
+    magic = inner.read(0, min(uncompressed, len(PLAIN_MAGIC)), "bundle magic")
+    if magic != PLAIN_MAGIC:
+        raise inner.error(0, f"no plain bundle in the compressed one: found {magic[:8].hex(' ')}")
     entries, _ = _plain(inner)
-    return Bundle(
+    results = _visited(entries, visit)
+    plain.finish()
+    left = total - header - payload.used
+    if version == 1:
+        total -= left
+    elif left:
+        raise data.error(total - left, f"{left} bytes follow the compressed data in the bundle")
+    bundle = Bundle(
         offset=offset,
         size=total,
         version=version,
         compression="zstd" if method else "zlib",
         uncompressed_size=uncompressed,
-        digest_ok=good,
-        entries=entries,
+        digest_ok=plain.digest.digest()[:8] == digest,
+        entries=tuple(replace(entry, data=_GONE) for entry in entries),
     )
+    return Walked(bundle=bundle, results=results)
 
 
-def _unzlib(data: Data, at: int, payload: bytes, size: int) -> tuple[bytes, int]:
-    """At most size bytes, and how much of payload they took."""
-    stream = zlib.decompressobj()
-    try:
-        plain = stream.decompress(payload, size + 1)
-    except zlib.error as err:
-        raise data.error(at, f"the zlib data are damaged ({err})") from None
-    except MemoryError:
-        raise data.error(at, f"no memory for a bundle of {size} bytes") from None
-    if len(plain) > size:
-        raise data.error(at, f"the zlib data give more than the {size} bytes that the header claims")
-    if not stream.eof:
-        raise data.error(at, "the zlib data end too early")
-    return plain, len(payload) - len(stream.unused_data)
+def _gone(_offset: int, _size: int) -> bytes:
+    raise RuntimeError("an entry of a compressed bundle is read after its visit")
 
 
-def _unzstd(data: Data, at: int, payload: bytes, size: int) -> bytes:
-    """Exactly one zstd frame, written straight into a buffer of size bytes: no second window in memory."""
-    import zstandard  # heavy, and wanted for compressed bundles only
+_GONE = Data("", 0, _gone)
 
-    try:
-        known = zstandard.get_frame_parameters(payload).content_size
-        if known not in (size, zstandard.CONTENTSIZE_UNKNOWN):
-            raise data.error(at, f"the zstd frame holds {known} bytes, the bundle's header claims {size}")
-        # A frame that names no size is given one byte more, so that a longer one is told from a whole one.
-        room = 0 if known == size else size + 1
-        return bytes(zstandard.ZstdDecompressor().decompress(payload, max_output_size=room, allow_extra_data=False))
-    except zstandard.ZstdError as err:
-        raise data.error(at, f"the zstd data are damaged or give more than {size} bytes ({err})") from None
-    except MemoryError:
-        raise data.error(at, f"no memory for a bundle of {size} bytes") from None
+
+class _Payload:
+    """The compressed bytes, piece by piece. used: how many of them were needed."""
+
+    def __init__(self, data: Data, start: int, size: int) -> None:
+        self._data = data
+        self._start = start
+        self._size = size
+        self.used = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, at most size of them and never more than a step."""
+        size = min(self._size - self.used, _STEP, size if size >= 0 else _STEP)
+        piece = self._data.read(self._start + self.used, size, "compressed bundle")
+        self.used += size
+        return piece
+
+
+class _Zlib:
+    """The uncompressed bytes of a zlib stream."""
+
+    def __init__(self, data: Data, at: int, payload: _Payload, size: int) -> None:
+        self._data, self._at, self._payload, self._size = data, at, payload, size
+        self._stream = zlib.decompressobj()
+
+    def read(self, size: int) -> bytes:
+        """At least one byte and at most size of them, b"" at the end."""
+        stream = self._stream
+        while not stream.eof:
+            piece = stream.unconsumed_tail or self._payload.read()
+            try:
+                found = stream.decompress(piece, size)
+            except zlib.error as err:
+                raise self._data.error(self._at, f"the zlib data are damaged ({err})") from None
+            if stream.eof:
+                self._payload.used -= len(stream.unused_data)
+            if found:
+                return found
+            if not piece:
+                raise self._data.error(self._at, "the zlib data end too early")
+        return b""
+
+
+class _Zstd:
+    """The uncompressed bytes of a zstd frame; its window is all that the decompressor keeps of them."""
+
+    def __init__(self, data: Data, at: int, payload: _Payload, size: int) -> None:
+        import zstandard  # heavy, and wanted for compressed bundles only
+
+        self._data, self._at = data, at
+        self._error: type[zstandard.ZstdError] = zstandard.ZstdError
+        head = data.read(at, min(18, data.size - at), "zstd frame header")
+        try:
+            frame = zstandard.get_frame_parameters(head)
+            if frame.content_size not in (size, zstandard.CONTENTSIZE_UNKNOWN):
+                raise data.error(
+                    at, f"the zstd frame holds {frame.content_size} bytes, the bundle's header claims {size}"
+                )
+            if frame.window_size > max(1 << 27, 2 * size):
+                raise data.error(at, f"the zstd frame wants a window of {frame.window_size} bytes for {size}")
+            machine = zstandard.ZstdDecompressor(max_window_size=max(1 << 10, min(frame.window_size, 1 << 31)))
+        except zstandard.ZstdError as err:
+            raise data.error(at, f"the zstd data are damaged ({err})") from None
+        # across frames: what follows the frame is then damage, not left alone
+        self._stream = machine.stream_reader(cast(IO[bytes], payload), read_size=_STEP, read_across_frames=True)
+
+    def read(self, size: int) -> bytes:
+        """At least one byte and at most size of them, b"" at the end."""
+        try:
+            return bytes(self._stream.read(size))
+        except self._error as err:
+            raise self._data.error(self._at, f"the zstd data are damaged ({err})") from None
+
+
+class _Forward:
+    """Uncompressed bytes, read forward only and hashed on the way; exactly as many as the bundle's header claims."""
+
+    def __init__(self, data: Data, at: int, stream: _Zlib | _Zstd, size: int) -> None:
+        self._data, self._at, self._stream, self._size = data, at, stream, size
+        self._position = 0
+        self.digest = hashlib.md5(usedforsecurity=False)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly size bytes at an offset that no read has passed."""
+        if offset < self._position:
+            raise RuntimeError(f"a read at {offset} after one up to {self._position}")
+        while self._position < offset:
+            self._next(min(offset - self._position, _STEP))
+        first = self._next(size) if size else b""
+        if len(first) == size:
+            return first
+        pieces = [first]
+        missing = size - len(first)
+        while missing:
+            pieces.append(self._next(missing))
+            missing -= len(pieces[-1])
+        return b"".join(pieces)
+
+    def finish(self) -> None:
+        """Read to the end, which must be where the header puts it."""
+        while self._position < self._size:
+            self._next(min(self._size - self._position, _STEP))
+        if self._stream.read(1):
+            raise self._data.error(self._at, f"the data give more than the {self._size} bytes that the header claims")
+
+    def _next(self, size: int) -> bytes:
+        try:
+            piece = self._stream.read(size)
+        except MemoryError:
+            raise self._data.error(self._at, f"no memory for {size} bytes of a bundle") from None
+        if not piece:
+            raise self._data.error(8, f"the bundle gave {self._position} bytes, its header claims {self._size}")
+        self._position += len(piece)
+        self.digest.update(piece)
+        return piece
 
 
 def _zstd_frame_size(data: Data, at: int) -> int:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rocmbuild.audit.elf import EM_AMDGPU, Elf, read_elf
 from rocmbuild.audit.finding import Finding
+from rocmbuild.audit.processors import vgpr_encoding
 from rocmbuild.audit.source import Data, from_bytes
+from rocmbuild.errors import printable
 
 __all__ = [
     "PROCESSORS",
@@ -30,6 +33,7 @@ __all__ = [
 
 NT_AMDGPU_METADATA = 32
 _KERNEL_WAVE32 = 1 << 10  # ENABLE_WAVEFRONT_SIZE32 in a kernel descriptor's kernel_code_properties
+_WORKGROUP_MODE = 1 << 29  # WGP_MODE in COMPUTE_PGM_RSRC1 of gfx10 to gfx12
 _BITCODE = (b"BC\xc0\xde", b"\xde\xc0\x17\x0b")
 
 _MACH = """
@@ -56,8 +60,11 @@ class Kernel:
 
     wave: lanes per wave according to the note. descriptor_wave: the same according to the kernel
     descriptor, which is what the hardware goes by; None where the descriptor could not be found.
-    lds: static group segment, scratch: private segment per lane (both bytes). max_workgroup: lanes.
-    demangled: equal to name until names are demangled.
+    vgpr_allocated: registers that the descriptor asks for, a multiple of its granule; at least vgpr. lds: static group
+    segment, scratch: private segment per lane, argument_bytes: the kernarg segment with what the compiler adds (all
+    bytes). max_workgroup: most lanes; workgroup: the exact size in three dimensions, where the source fixes it.
+    workgroup_mode: a workgroup may use both compute units of a workgroup processor. arguments: "kind size" of each that
+    the source has. demangled: equal to name until names are demangled.
     """
 
     name: str
@@ -74,7 +81,11 @@ class Kernel:
     scratch: int
     dynamic_stack: bool
     max_workgroup: int | None
-    arguments: int
+    vgpr_allocated: int
+    workgroup_mode: bool
+    workgroup: tuple[int, int, int] | None
+    argument_bytes: int
+    arguments: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """The kernel with stable keys in a stable order."""
@@ -91,7 +102,11 @@ class Kernel:
             "scratch": self.scratch,
             "dynamic_stack": self.dynamic_stack,
             "max_workgroup": self.max_workgroup,
-            "arguments": self.arguments,
+            "workgroup": None if self.workgroup is None else list(self.workgroup),
+            "workgroup_mode": self.workgroup_mode,
+            "vgpr_allocated": self.vgpr_allocated,
+            "argument_bytes": self.argument_bytes,
+            "arguments": list(self.arguments),
         }
 
 
@@ -196,7 +211,7 @@ def read_code_object(data: Data, *, bundle_id: str = "", where: str = "") -> Cod
         note_target=note_target,
         bundle_target=bundle_target,
         size=data.size,
-        kernels=_kernels(elf, rows, default_wave(processor) == 64),
+        kernels=_kernels(elf, rows, processor),
     )
 
 
@@ -241,90 +256,182 @@ def _suffixes(sramecc: Feature, xnack: Feature) -> list[str]:
     return [name + _SIGN[value] for name, value in (("sramecc", sramecc), ("xnack", xnack)) if _SIGN[value]]
 
 
-def _metadata(elf: Elf) -> tuple[str, list[Mapping[str, Any]]]:
+def _metadata(elf: Elf) -> tuple[str, list[dict[str, Any]]]:
     """The target that the metadata notes name and their kernel rows; device LTO leaves several notes."""
     import msgpack  # for code objects only
 
     target, rows, seen = "", [], False
+    known: dict[bytes, tuple[str, ...]] = {}
     for owner, kind, description in elf.notes():
         if owner != b"AMDGPU" or kind != NT_AMDGPU_METADATA:
             continue
         seen = True
         try:
-            tree = msgpack.unpackb(description, raw=False, strict_map_key=False)
+            said, found = _note(description, known)
         except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as err:
-            raise elf.data.error(0, f"the AMDGPU metadata note is damaged ({type(err).__name__}: {err})") from None
-        kernels = tree.get("amdhsa.kernels", []) if isinstance(tree, dict) else None
-        if not isinstance(kernels, list) or not all(isinstance(row, dict) for row in kernels):
+            fault = f"{type(err).__name__}: {err}".rstrip(": ")
+            raise elf.data.error(0, f"the AMDGPU metadata note is damaged ({fault})") from None
+        if found is None:
             raise elf.data.error(0, "the AMDGPU metadata note has no list of kernels (amdhsa.kernels)")
-        rows += kernels
-        said = tree.get("amdhsa.target", "")
-        target = target or (target_of_triple(said) if isinstance(said, str) else "")
+        rows += found
+        target = target or said
     if not seen:
         raise elf.data.error(0, "a code object without an AMDGPU metadata note: its kernels cannot be known")
     return target, rows
 
 
-def _kernels(elf: Elf, rows: list[Mapping[str, Any]], wave64_only: bool) -> tuple[Kernel, ...]:
+def _note(note: bytes, known: dict[bytes, tuple[str, ...]]) -> tuple[str, list[dict[str, Any]] | None]:
+    """(target, kernel rows) of one note, read map by map, so that only one kernel's tree is in memory at a time.
+
+    Arguments, by far the most of a note, are decoded once for all kernels that have the same; known keeps them.
+    Rows are None where there is no list of maps.
+    """
+    import msgpack
+
+    reader = msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=max(1, len(note)))
+    reader.feed(note)
+    target, rows = "", []
+    if not _is_map(note, 0):
+        return target, None
+    for _ in range(reader.read_map_header()):
+        key = _key(reader)
+        if key == "amdhsa.target":
+            said = reader.unpack()
+            target = target_of_triple(said) if isinstance(said, str) else ""
+        elif key != "amdhsa.kernels":
+            reader.skip()
+        else:
+            first = note[reader.tell() : reader.tell() + 1]
+            if not (b"\x90" <= first <= b"\x9f" or first in (b"\xdc", b"\xdd")):
+                return target, None
+            for _ in range(reader.read_array_header()):
+                if not _is_map(note, reader.tell()):
+                    return target, None
+                rows.append(_row(reader, note, known))
+    if reader.tell() != len(note):
+        raise ValueError(f"{len(note) - reader.tell()} bytes follow")
+    return target, rows
+
+
+def _is_map(note: bytes, at: int) -> bool:
+    """Whether a map begins there; an end that comes too early and the one byte that begins nothing count as one."""
+    first = note[at : at + 1]
+    return b"\x80" <= first <= b"\x8f" or first in (b"\xde", b"\xdf", b"\xc1", b"")
+
+
+def _key(reader: Any) -> str:
+    key = reader.unpack()
+    if not isinstance(key, str):
+        raise TypeError(f"a key is {key!r:.40}, not a name")
+    return key
+
+
+def _row(reader: Any, note: bytes, known: dict[bytes, tuple[str, ...]]) -> dict[str, Any]:
+    """One kernel's map: what this module looks at of it."""
+    row: dict[str, Any] = {".args": ()}
+    for _ in range(reader.read_map_header()):
+        key = _key(reader)
+        if key == ".args":
+            start = reader.tell()
+            reader.skip()
+            raw = note[start : reader.tell()]
+            if raw not in known:
+                known[raw] = _arguments(raw)
+            row[key] = known[raw]
+        elif key in _KEYS:
+            row[key] = reader.unpack()
+        else:
+            reader.skip()
+    return row
+
+
+def _arguments(raw: bytes) -> tuple[str, ...]:
+    """ "kind size" of each argument that the source has; the hidden ones are the compiler's."""
+    import msgpack
+
+    found = msgpack.unpackb(raw, raw=False, strict_map_key=False)
+    rows = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+    texts = [f"{row.get('.value_kind', '?')} {row.get('.size', '?')}" for row in rows]
+    return tuple(sys.intern(text) for text in texts if not text.startswith("hidden_"))
+
+
+_COUNTS = (
+    ("wave", ".wavefront_size", True),
+    ("vgpr", ".vgpr_count", True),
+    ("sgpr", ".sgpr_count", True),
+    ("agpr", ".agpr_count", False),
+    ("vgpr_spill", ".vgpr_spill_count", False),
+    ("sgpr_spill", ".sgpr_spill_count", False),
+    ("lds", ".group_segment_fixed_size", True),
+    ("scratch", ".private_segment_fixed_size", True),
+    ("max_workgroup", ".max_flat_workgroup_size", False),
+    ("argument_bytes", ".kernarg_segment_size", False),
+)
+"""Field, key, whether it must be there."""
+_KEYS = {key for _, key, _ in _COUNTS} | {".name", ".symbol", ".uses_dynamic_stack", ".reqd_workgroup_size"}
+
+
+def _kernels(elf: Elf, rows: list[dict[str, Any]], processor: str) -> tuple[Kernel, ...]:
     wanted = {row.get(".symbol") for row in rows if isinstance(row.get(".symbol"), str)}
     table = ".dynsym" if elf.section(".dynsym") else ".symtab"
-    descriptors = {s.name: s.value for s in elf.symbols(table) if s.section and s.name in wanted}
+    places = {s.name: s.value for s in elf.symbols(table) if s.section and s.name in wanted}
+    wave64_only = default_wave(processor) == 64
+    granules = {wave: vgpr_encoding(processor, wave) for wave in (32, 64)}
     kernels = []
     for index, row in enumerate(rows):
-
-        def text(key: str, row: Mapping[str, Any] = row, index: int = index) -> str:
+        for key in (".name", ".symbol"):
             if not isinstance(row.get(key), str):
-                raise elf.data.error(
-                    0, f"AMDGPU metadata, kernel {index}: {key} is {row.get(key)!r:.40}, wanted a name"
-                )
-            return str(row[key])
-
-        name = text(".name")
-
-        def number(key: str, row: Mapping[str, Any] = row, name: str = name) -> int | None:
+                at = f"AMDGPU metadata, kernel {index}"
+                raise elf.data.error(0, f"{at}: {key} is {row.get(key)!r:.40}, wanted a name")
+        name, symbol = sys.intern(row[".name"]), sys.intern(row[".symbol"])
+        counts: dict[str, Any] = {}
+        for field, key, needed in _COUNTS:
             value = row.get(key)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-                raise elf.data.error(0, f"AMDGPU metadata, kernel {name}: {key} is {value!r:.40}, wanted a count")
-            return value
-
-        def count(key: str, name: str = name) -> int:
-            value = number(key)
-            if value is None:
-                raise elf.data.error(0, f"AMDGPU metadata, kernel {name}: {key} is missing")
-            return value
-
-        symbol = text(".symbol")
-        arguments = row.get(".args", [])
+            if type(value) is int and value >= 0:
+                counts[field] = value
+            elif value is None and not needed:
+                counts[field] = None
+            else:
+                what = "is missing" if value is None else f"is {value!r:.40}, wanted a count"
+                raise elf.data.error(0, f"AMDGPU metadata, kernel {printable(name)}: {key} {what}")
+        counts["argument_bytes"] = counts["argument_bytes"] or 0
+        descriptor = _descriptor(elf, places.get(symbol))
+        size = row.get(".reqd_workgroup_size")
         kernels.append(
             Kernel(
                 name=name,
                 symbol=symbol,
                 demangled=name,
-                wave=count(".wavefront_size"),
-                descriptor_wave=_descriptor_wave(elf, descriptors.get(symbol), wave64_only),
-                vgpr=count(".vgpr_count"),
-                sgpr=count(".sgpr_count"),
-                agpr=number(".agpr_count"),
-                vgpr_spill=number(".vgpr_spill_count"),
-                sgpr_spill=number(".sgpr_spill_count"),
-                lds=count(".group_segment_fixed_size"),
-                scratch=count(".private_segment_fixed_size"),
+                **counts,
+                **_hardware(descriptor, granules, counts["vgpr"], wave64_only=wave64_only),
                 dynamic_stack=bool(row.get(".uses_dynamic_stack", False)),
-                max_workgroup=number(".max_flat_workgroup_size"),
-                arguments=sum(not str(a.get(".value_kind", "")).startswith("hidden_") for a in arguments)
-                if isinstance(arguments, list) and all(isinstance(a, dict) for a in arguments)
-                else 0,
+                workgroup=(size[0], size[1], size[2])
+                if isinstance(size, list) and len(size) == 3 and all(type(n) is int and n >= 0 for n in size)
+                else None,
+                arguments=row[".args"],
             )
         )
     return tuple(kernels)
 
 
-def _descriptor_wave(elf: Elf, address: int | None, wave64_only: bool) -> int | None:
-    """The width in the 64-byte kernel descriptor at an address; None where there is no such address."""
-    if address is None:
-        return None
-    descriptor = elf.at(address, 64, "kernel descriptor")
-    if descriptor is None:
-        return None
-    (properties,) = struct.unpack("<H", descriptor.read(56, 2, "kernel code properties"))
-    return 32 if properties & _KERNEL_WAVE32 and not wave64_only else 64
+def _descriptor(elf: Elf, address: int | None) -> bytes:
+    """The 64-byte kernel descriptor at an address; b"" where there is no such address."""
+    found = None if address is None else elf.at(address, 64, "kernel descriptor")
+    return found.read(0, 64, "kernel descriptor") if found else b""
+
+
+def _hardware(descriptor: bytes, granules: Mapping[int, int], vgpr: int, *, wave64_only: bool) -> dict[str, Any]:
+    """What the hardware goes by: the width, the registers that it gives, whether a workgroup has two compute units.
+
+    kernel_code_properties at byte 56, COMPUTE_PGM_RSRC1 at byte 48 (AMDGPUUsage, "Kernel Descriptor").
+    """
+    if not descriptor:
+        return {"descriptor_wave": None, "vgpr_allocated": vgpr, "workgroup_mode": False}
+    (first,) = struct.unpack_from("<I", descriptor, 48)
+    (properties,) = struct.unpack_from("<H", descriptor, 56)
+    said = 32 if properties & _KERNEL_WAVE32 and not wave64_only else 64
+    return {
+        "descriptor_wave": said,
+        "vgpr_allocated": ((first & 0x3F) + 1) * granules[said],
+        "workgroup_mode": not wave64_only and bool(first & _WORKGROUP_MODE),
+    }

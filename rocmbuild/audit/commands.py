@@ -19,7 +19,7 @@ from typing import Any, Literal
 from rocmbuild.audit.codeobject import default_wave, target_of_triple
 from rocmbuild.audit.finding import Finding, Severity, has_errors
 
-__all__ = ["DEFAULT_TARGET", "Kind", "Verdict", "judge", "judge_links"]
+__all__ = ["COMPILERS", "DEFAULT_TARGET", "LAUNCHERS", "Kind", "Verdict", "judge", "judge_links"]
 
 DEFAULT_TARGET = "gfx906"
 """What clang compiles HIP for when no target is named (clang 16 to 22), a wave64 processor."""
@@ -31,7 +31,10 @@ _CLANG = re.compile(r"(?:[\w.]+-)*(?:amd)?clang(?:\+\+|-cpp)?(?:-[\d.]+)?")
 # "{cxx}" is the host's compiler in the normalised commands of a wheel's evidence
 _OTHER_COMPILER = re.compile(r"(?:[\w.]+-)*(?:g\+\+|gcc|c\+\+|cc|nvcc|icpx|icx|mpicxx|mpicc)(?:-[\d.]+)?|\{cxx\}")
 _BUNDLER = re.compile(r"clang-offload-bundler(?:-[\d.]+)?")
-_LAUNCHERS = {"ccache", "sccache", "distcc", "icecc", "buildcache", "env", "nice", "time", "nohup"}
+COMPILERS = re.compile("|".join(pattern.pattern for pattern in (_HIPCC, _CLANG, _OTHER_COMPILER, _BUNDLER)))
+"""The names of programs that are judged."""
+LAUNCHERS = frozenset({"ccache", "sccache", "distcc", "icecc", "buildcache", "env", "nice", "time", "nohup"})
+"""Programs that run the compiler in their arguments."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _MAX_RESPONSE = 1 << 24
 _MAX_DEPTH = 16
@@ -200,7 +203,7 @@ class _Reader:
             if _ASSIGNMENT.match(words[0]):
                 name, _, value = words.pop(0).partition("=")
                 self.environ[name] = value
-            elif PurePosixPath(words[0]).name in _LAUNCHERS:
+            elif PurePosixPath(words[0]).name in LAUNCHERS:
                 launcher = PurePosixPath(words.pop(0)).name
                 while words and launcher in ("env", "nice", "time") and words[0].startswith("-"):
                     option = words.pop(0)

@@ -17,17 +17,22 @@ Severity = Literal["error", "warning", "note"]
 class Finding:
     """One statement of an audit.
 
-    rule: a short stable name ("target-extra"). where: the command, file, library or kernel it is about.
+    rule: a short stable name ("target-extra"). where: the command, file, library or kernel it is about. path and line:
+    a text file and the line in it, from 1, where the statement is about one; "" and 0 elsewhere.
     """
 
     severity: Severity
     rule: str
     message: str
     where: str = ""
+    path: str = ""
+    line: int = 0
 
-    def to_json(self) -> dict[str, str]:
+    def to_json(self) -> dict[str, str | int]:
         """The finding with stable keys in a stable order."""
-        return {"severity": self.severity, "rule": self.rule, "where": self.where, "message": self.message}
+        found: dict[str, str | int] = {"severity": self.severity, "rule": self.rule, "where": self.where}
+        found["message"] = self.message
+        return found | ({"path": self.path, "line": self.line} if self.path else {})
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""

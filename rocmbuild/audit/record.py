@@ -10,14 +10,17 @@ from typing import Any
 
 from rocmbuild.errors import InputError, joined
 
-__all__ = ["Command", "Record", "parse_record", "read_record"]
+__all__ = ["Command", "Record", "is_record", "parse_record", "read_record"]
 
 _MAX_RECORD = 1 << 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command that ran. kind and platform as the builder meant it, "" where it did not say."""
+    """A command that ran. kind and platform as the builder meant it, "" where it did not say.
+
+    cwd: where it ran, None for the record's folder. path and line: the line of a log that holds it.
+    """
 
     kind: str
     platform: str
@@ -28,10 +31,15 @@ class Command:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     exit: int
+    cwd: Path | None = None
+    path: str = ""
+    line: int = 0
 
     @property
     def title(self) -> str:
         """What a person calls this command."""
+        if self.path:
+            return f"{self.path}:{self.line}"
         what = self.source or self.output or self.argv[0]
         return f"{what} for {self.target}" if self.target else what
 
@@ -40,25 +48,27 @@ class Command:
 class Record:
     """What a build was asked for and did.
 
-    where: the file it is from. stage_key: the sources it was made from. folder: where the commands ran.
-    platforms: None where the record does not say. code_objects: the summary in a wheel's evidence.
+    where: the file it is from. targets: None where it does not say what was asked for (logs). stage_key: the sources it
+    was made from. folder: where the commands ran. platforms: None where the record does not say. code_objects: the
+    summary in a wheel's evidence. log: whether it was gathered from the words of others.
     """
 
     where: str
-    targets: tuple[str, ...]
+    targets: tuple[str, ...] | None
     targets_source: str
     platforms: tuple[str, ...] | None
     stage_key: str
     folder: Path
     commands: tuple[Command, ...]
     code_objects: Any
+    log: bool = False
 
     @property
     def wants_device_code(self) -> bool:
         """Whether the build was to make ROCm libraries."""
         if self.platforms is not None:
             return "rocm" in self.platforms
-        return any(command.platform == "rocm" for command in self.commands) or bool(self.targets)
+        return not self.log and (any(command.platform == "rocm" for command in self.commands) or bool(self.targets))
 
 
 def read_record(path: Path) -> Record:
@@ -76,6 +86,18 @@ def read_record(path: Path) -> Record:
     if not isinstance(value, dict):
         raise InputError(f"{path}: found {type(value).__name__}, wanted the JSON object that a build records")
     return parse_record(value, where=str(path), folder=path.parent)
+
+
+def is_record(path: Path) -> bool:
+    """Whether a file is meant to be a record: JSON, an object with a format near its beginning."""
+    if path.suffix != ".json":
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(4096).lstrip()
+    except OSError as err:
+        raise InputError(f"{path}: cannot be read ({err.strerror})") from err
+    return not head.startswith(b"[") and not (head.startswith(b"{") and b'"argv"' in head and b'"format"' not in head)
 
 
 def parse_record(value: Mapping[str, Any], *, where: str, folder: Path | None = None) -> Record:

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rocmbuild.audit.binary import BinaryReport, Library, inspect
-from rocmbuild.audit.codeobject import CodeObject, Kernel, target_of_triple
+from rocmbuild.audit.codeobject import Kernel, target_of_triple
 from rocmbuild.audit.commands import Verdict, judge, judge_links
 from rocmbuild.audit.demangle import short_name
 from rocmbuild.audit.finding import Finding, Severity, has_errors
-from rocmbuild.audit.record import Command, Record, parse_record, read_record
-from rocmbuild.console import table
-from rocmbuild.errors import InputError, printable
+from rocmbuild.audit.logs import Log, is_text, parse_log, read_log
+from rocmbuild.audit.meaning import Served, kernel_occupancy, oldest_rocm, serves
+from rocmbuild.audit.processors import products
+from rocmbuild.audit.record import Command, Record, is_record, parse_record, read_record
+from rocmbuild.errors import InputError
 
 __all__ = ["AuditReport", "Compiled", "audit", "audit_paths"]
 
@@ -26,9 +28,9 @@ WAVE = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """What the commands say. source: "record", "evidence" or "not recorded"; device_commands of all commands."""
+    """What the commands say. source: "record", "log", "evidence" or "not recorded"; device_commands of all commands."""
 
-    source: Literal["record", "evidence", "not recorded"]
+    source: Literal["record", "log", "evidence", "not recorded"]
     targets: tuple[str, ...] = ()
     commands: int = 0
     device_commands: int = 0
@@ -37,7 +39,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """The result of an audit. requested is None where nothing says what was asked for."""
+    """The result of an audit. requested is None where nothing says what was asked for; served answers --for."""
 
     requested: tuple[str, ...] | None
     requested_source: str
@@ -45,11 +47,12 @@ class AuditReport:
     binaries: tuple[BinaryReport, ...]
     findings: tuple[Finding, ...]
     folder: Path | None = None
+    served: tuple[Served, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """No error."""
-        return not has_errors(self.findings)
+        """No error, and every card that was asked about is served."""
+        return not has_errors(self.findings) and all(served.answer == "yes" for served in self.served)
 
     @property
     def libraries(self) -> tuple[Library, ...]:
@@ -80,13 +83,14 @@ class AuditReport:
                 "targets": list(self.emitted),
                 "libraries": {lib.name: list(lib.targets) for lib in self.libraries if lib.code_objects},
             },
+            "served": [served.to_json() for served in self.served],
             "findings": [finding.to_json() for finding in self.findings],
             "files": [
-                {"path": binary.path, "libraries": [library.to_json() for library in binary.libraries]}
+                {"path": binary.path, "libraries": [_library_json(library) for library in binary.libraries]}
                 for binary in self.binaries
             ],
             "commands": [
-                {"source": command.source, "target": command.target, **verdict.to_json()}
+                {"where": command.title, "source": command.source, "target": command.target, **verdict.to_json()}
                 for command, verdict in compiled.verdicts
                 if verdict.judged or verdict.findings
             ],
@@ -96,59 +100,85 @@ class AuditReport:
         """What is reproducible about the libraries: for a wheel's evidence. No folder, no demangled name."""
         return [_summary(library, self.folder) for library in self.libraries]
 
-    def to_table(self, width: int = 100) -> str:
-        """The report for people, at most width columns where names of kernels can be cut."""
-        return "\n".join(_lines(self, width)).rstrip()
 
+def audit_paths(
+    paths: Sequence[Path],
+    *,
+    targets: Sequence[str] | None = None,
+    cards: Sequence[str] = (),
+    text: str | None = None,
+    **more: Any,
+) -> AuditReport:
+    """Audit what a person named: one record, logs of builds and binaries together.
 
-def audit_paths(paths: Sequence[Path], *, targets: Sequence[str] | None = None) -> AuditReport:
-    """Audit what a person named: records (record.json, or a build folder with one) and binaries together."""
-    records = [path for path in paths if path.suffix == ".json" or path.is_dir()]
+    A folder or a JSON object with a format is a record (record.json); other text is a log; the rest are binaries.
+    text: one more log, from standard input. cards: processors, as card() gives them. more: as audit() takes it.
+    """
+    records: list[Record] = []
+    logs: list[Log] = [] if text is None else [parse_log(text, name="standard input")]
+    binaries = []
+    for path in paths:
+        if path.is_dir() and not (path / "record.json").exists() and path.exists():
+            logs.append(read_log(path))
+        elif path.is_dir() or is_record(path):
+            records.append(read_record(path))
+        elif is_text(path):
+            logs.append(read_log(path))
+        else:
+            binaries.append(path)
     if len(records) > 1:
-        raise InputError(f"{len(records)} records ({', '.join(map(str, records))}); an audit takes one")
-    if not paths:
-        raise InputError("nothing to audit; name a wheel, a library or a record.json")
-    binaries = [path for path in paths if path not in records]
-    return audit(binaries, record=records[0] if records else None, targets=targets)
+        raise InputError(f"{len(records)} records ({', '.join(r.where for r in records)}); an audit takes one")
+    if records and logs:
+        raise InputError(f"{records[0].where} and {logs[0].record.where}: an audit takes a record or logs, not both")
+    if not (records or logs or binaries):
+        raise InputError("nothing to audit; name a wheel, a library, a record.json or the log of a build")
+    record = records[0] if records else None
+    return audit(binaries, record=record, logs=logs, targets=targets, cards=cards, **more)
 
 
 def audit(
     paths: Sequence[Path],
     *,
     record: Record | Path | Mapping[str, Any] | None = None,
+    logs: Sequence[Log] = (),
     targets: Sequence[str] | None = None,
+    cards: Sequence[str] = (),
     demanglers: Sequence[Path] = (),
 ) -> AuditReport:
-    """Audit binaries, a record, or both.
+    """Audit binaries, the commands of a build, or both.
 
-    targets: those asked for; without them (None or empty) the record's count, then those of a wheel's own
-    evidence. InputError for a file that cannot be read or is damaged.
+    record or logs: where the commands come from. targets: those asked for; without them (None or empty) the record's
+    count, then those of a wheel's own evidence. cards: whether each file serves these processors is answered.
+    InputError for a file that cannot be read or is damaged.
     """
     if isinstance(record, Path):
         record = read_record(record)
     elif record is not None and not isinstance(record, Record):
         record = parse_record(record, where="the record of this build")
+    if logs and record is None:
+        commands = tuple(command for log in logs for command in log.record.commands)
+        record = replace(logs[0].record, commands=commands)
     binaries = tuple(inspect(path, demanglers=demanglers) for path in paths)
     evidence = [
         parse_record(binary.evidence, where=f"{binary.path}(rocmbuild.json)")
         for binary in binaries
         if binary.evidence is not None
     ]
-    found: list[Finding] = []
+    found: list[Finding] = [finding for log in logs for finding in log.findings]
     requested, source = _requested(targets, record, evidence)
     compiled = _compiled(record, evidence, requested or (), found)
     for own, binary in zip(evidence, (b for b in binaries if b.evidence is not None), strict=True):
         found += _evidence_findings(own, binary, record, requested)
-    told = record or (evidence[0] if evidence else None)
+    told = next((one for one in [record, *evidence] if one and not one.log), None)
     wants = told.wants_device_code if told else None
     for binary in binaries:
         found += _binary_findings(binary, requested, wants)
     if requested and wants is not False:
         found += _presence_findings(binaries, requested, _device_outputs(compiled))
-    if requested is None and paths:
+    if requested is None and not cards:
         message = "nothing says which targets were asked for: this audit only tells what is there"
         found.append(Finding(severity="warning", rule="not-requested", message=message))
-    if compiled.source == "not recorded":
+    if compiled.source == "not recorded" and not cards:
         message = "no record of the commands: compiled targets are not recorded"
         found.append(Finding(severity="warning", rule="not-recorded", message=message))
     if not paths:
@@ -161,6 +191,7 @@ def audit(
         binaries=binaries,
         findings=tuple(sorted(dict.fromkeys(found), key=lambda f: ("error", "warning", "note").index(f.severity))),
         folder=record.folder if record else None,
+        served=tuple(serves(binary, card) for card in cards for binary in binaries),
     )
 
 
@@ -179,7 +210,8 @@ def _requested(
         same = next((r for r in told if r.targets == tuple(targets)), None)
         return tuple(targets), (same.targets_source if same else "") or "given to the audit"
     for one in told:
-        return one.targets, one.targets_source or one.where
+        if one.targets is not None:
+            return one.targets, one.targets_source or one.where
     return None, ""
 
 
@@ -195,25 +227,41 @@ def _compiled(
         return Compiled(source="not recorded")
     pairs: list[tuple[Command, Verdict]] = []
     by_source: dict[tuple[str, str], set[str]] = {}
+    parts: dict[tuple[str, str], tuple[str, Command]] = {}
     for command in told.commands:
-        verdict = judge(command.argv, command.env, requested, cwd=told.folder)
+        cwd = command.cwd or told.folder
+        verdict = judge(command.argv, command.env, requested, cwd=cwd)
         verdict = replace(verdict, output=verdict.output or command.output)
         pairs.append((command, verdict))
-        found += [replace(finding, where=command.title) for finding in verdict.findings]
-        found += _command_findings(command, verdict)
+        found += [
+            replace(finding, where=command.title, path=command.path, line=command.line)
+            for finding in (*verdict.findings, *_command_findings(command, verdict))
+        ]
         if verdict.kind == "device":
-            by_source.setdefault((command.extension, command.source or verdict.output), set()).update(verdict.targets)
-    for (_, name), names in sorted(by_source.items()):
-        missing = [target for target in requested if target not in names]
+            if told.log:  # only its words say what belongs together
+                name = next((path for path in verdict.inputs), "") or command.source
+                key = (str(cwd), name)
+            else:
+                name = command.source or verdict.output
+                key = (command.extension, name)
+            by_source.setdefault(key, set()).update(verdict.targets)
+            if verdict.partial or not told.log:  # else its own verdict says what is missing
+                parts.setdefault(key, (name, command))
+    for key, (name, command) in sorted(parts.items(), key=lambda item: item[0]):
+        missing = [target for target in requested if target not in by_source[key]]
         if missing:
             message = f"no command compiles it for {', '.join(missing)}"
-            found.append(Finding(severity="error", rule="target-missing", message=message, where=name))
+            one = Finding(severity="error", rule="target-missing", message=message, where=name)
+            found.append(replace(one, path=command.path, line=command.line))
     found += judge_links(verdict for _, verdict in pairs)
     if told.wants_device_code and not by_source:
         message = "ROCm was asked for, and no command compiles device code"
         found.append(Finding(severity="error", rule="target-missing", message=message, where=told.where))
+    elif told.log and requested and not by_source:
+        message = "no command in it compiles device code"
+        found.append(Finding(severity="error", rule="target-missing", message=message, where=told.where))
     return Compiled(
-        source="record" if record else "evidence",
+        source="log" if told.log else "record" if record else "evidence",
         targets=_ordered((target for names in by_source.values() for target in names), requested),
         commands=len(pairs),
         device_commands=sum(verdict.kind == "device" for _, verdict in pairs),
@@ -253,21 +301,30 @@ def _evidence_findings(
     def add(rule: str, message: str) -> None:
         found.append(Finding(severity="error", rule=rule, message=message, where=Path(binary.path).name))
 
-    if requested is not None and set(own.targets) != set(requested):
-        names = [" ".join(targets) or "no target" for targets in (own.targets, requested)]
+    if requested is not None and set(own.targets or ()) != set(requested):
+        names = [" ".join(targets) or "no target" for targets in (own.targets or (), requested)]
         add("evidence-differs", f"its evidence is for {names[0]}, asked for is {names[1]}")
-    if record and own.stage_key != record.stage_key:
+    if record and not record.log and own.stage_key != record.stage_key:
         add("evidence-differs", f"made from stage {own.stage_key[:16]}, the record is of {record.stage_key[:16]}")
     if own.code_objects is not None and not _same(own.code_objects, [_summary(lib, None) for lib in binary.libraries]):
         add("evidence-differs", "the code objects in it are not those that its evidence names")
     return found
 
 
-def _same(told: Any, seen: list[dict[str, Any]]) -> bool:
-    """Whether evidence names the libraries that were seen, in any order."""
-    if not isinstance(told, list) or not all(isinstance(row, dict) for row in told):
-        return False
-    return sorted(told, key=lambda row: str(row.get("name"))) == sorted(seen, key=lambda row: str(row["name"]))
+def _same(told: Any, seen: Any) -> bool:
+    """Whether evidence names what was seen: all that it tells is so, in any order of libraries.
+
+    What an older rocmbuild did not write down is not missed.
+    """
+    if isinstance(told, dict):
+        return isinstance(seen, dict) and all(key in seen and _same(told[key], seen[key]) for key in told)
+    if isinstance(told, list):
+        if not isinstance(seen, list) or len(told) != len(seen):
+            return False
+        if all(isinstance(row, dict) and "name" in row for row in (*told, *seen)):
+            told, seen = (sorted(rows, key=lambda row: str(row["name"])) for rows in (told, seen))
+        return all(_same(one, other) for one, other in zip(told, seen, strict=True))
+    return type(told) is type(seen) and bool(told == seen)
 
 
 def _binary_findings(binary: BinaryReport, requested: Sequence[str] | None, wants: bool | None) -> list[Finding]:
@@ -400,109 +457,14 @@ def _summary(library: Library, folder: Path | None) -> dict[str, Any]:
     }
 
 
-def _lines(report: AuditReport, width: int) -> list[str]:
-    compiled = report.compiled
-    requested = "not stated" if report.requested is None else " ".join(report.requested) or "no device code"
-    if report.requested is not None and report.requested_source:
-        requested += f"  ({report.requested_source})"
-    if compiled.source == "not recorded":
-        commands = "not recorded"
-    else:
-        commands = f"{' '.join(compiled.targets) or 'no device code'}  "
-        commands += f"({compiled.device_commands} device commands of {compiled.commands}, {compiled.source})"
-    rows = [("requested", requested), ("compiled", commands)]
-    if report.binaries:
-        rows.append(("emitted", " ".join(report.emitted) or "no device code"))
-    lines = [line for name, value in rows for line in _wrapped(f"{name:<11}", value, width)]
-    for library in report.libraries:
-        lines += ["", printable(library.name, limit=1000), *_about(library, width)]
-        if library.code_objects:
-            lines += ["", *_kernel_table(library.code_objects, width)]
-    if report.findings:
-        lines.append("")
-        for finding in report.findings:
-            lines += _wrapped("", str(finding), width, indent="  ")
-    errors = sum(finding.severity == "error" for finding in report.findings)
-    if errors:
-        verdict = f"{errors} error{'s' if errors > 1 else ''}"
-    else:
-        verdict = "nothing was asked for" if report.requested is None else "good"
-    return [*lines, "", f"audit: {verdict}" + (f", {_count(report)}" if report.binaries else "")]
-
-
-def _count(report: AuditReport) -> str:
-    codes = [code for library in report.libraries for code in library.code_objects]
-    kernels = [kernel for code in codes for kernel in code.kernels]
-    widths = "/".join(str(w) for w in sorted({kernel.wave for kernel in kernels}))
-    return f"{len(kernels)} kernels in {len(codes)} code objects" + (f", wave{widths}" if widths else "")
-
-
-def _about(library: Library, width: int) -> list[str]:
-    lines = []
-    if library.bundles:
-        kinds = {f"{b.compression} v{b.version}" if b.version else "plain" for b in library.bundles}
-        size = sum(bundle.size for bundle in library.bundles)
-        bundles = f"{len(library.bundles)} bundle{'s' if len(library.bundles) > 1 else ''} ({', '.join(sorted(kinds))})"
-        lines += _wrapped("  device   ", f"{bundles}, {size:,} bytes, {len(library.code_objects)} code objects", width)
-    host = library.host
-    if host:
-        wants = [f"needs {', '.join(host.needed) or 'nothing'}"]
-        for names, what in (
-            (host.hip, "HIP symbols"),
-            (host.torch_stable, "symbols of torch's stable ABI"),
-            (host.torch_cxx, "C++ symbols of one torch release"),
-            (host.python, "symbols of Python"),
-        ):
-            if names:
-                wants.append(f"{len(names)} {what}")
-        lines += _wrapped("  host     ", printable("; ".join(wants), limit=10_000), width)
-    return lines
-
-
-def _kernel_table(codes: Sequence[CodeObject], width: int) -> list[str]:
-    """Kernels with their figures, by name and target; the name is cut so that the line fits."""
-    header = ("kernel", "target", "wave", "VGPR", "SGPR", "AGPR", "spills", "LDS", "scratch")
-    rows = [
-        (
-            printable(short_name(kernel.demangled), limit=1000),
-            code.target,
-            kernel.wave,
-            kernel.vgpr,
-            kernel.sgpr,
-            kernel.agpr,
-            f"{_shown(kernel.vgpr_spill)}/{_shown(kernel.sgpr_spill)}",
-            kernel.lds,
-            f"{kernel.scratch}{'+' if kernel.dynamic_stack else ''}",
-        )
-        for code in codes
-        for kernel in code.kernels
-    ]
-    rows.sort(key=lambda row: (row[0], row[1]))
-    keep = [i for i in range(len(header)) if header[i] != "AGPR" or any(row[5] for row in rows)]
-    shown = [tuple("-" if row[i] is None else row[i] for i in keep) for row in rows]
-    head = tuple(header[i] for i in keep)
-    others = sum(max([len(head[i]), *(len(str(row[i])) for row in shown)]) + 2 for i in range(1, len(head)))
-    room = max(16, width - others)
-    return table(head, [(_cut(str(row[0]), room), *row[1:]) for row in shown]).splitlines()
-
-
-def _shown(value: int | None) -> str:
-    return "-" if value is None else str(value)
-
-
-def _cut(text: str, room: int) -> str:
-    """text in room characters, its middle left out."""
-    if len(text) <= room:
-        return text
-    head = (room - 3) * 2 // 3
-    return f"{text[:head]}...{text[len(text) - (room - 3 - head) :]}"
-
-
-def _wrapped(label: str, text: str, width: int, indent: str = "") -> list[str]:
-    """Lines of at most width columns, the later ones indented below the first."""
-    import textwrap
-
-    blank = indent or " " * len(label)
-    return textwrap.wrap(
-        text, width, initial_indent=label, subsequent_indent=blank, break_long_words=False, break_on_hyphens=False
-    ) or [label.rstrip()]
+def _library_json(library: Library) -> dict[str, Any]:
+    """A library with what its figures mean."""
+    value = library.to_json()
+    floor = oldest_rocm(library)
+    value["oldest_rocm"] = {"version": floor.version, "reason": floor.reason}
+    for code, row in zip(library.code_objects, value["code_objects"], strict=True):
+        row["products"] = list(products(code.processor))
+        for kernel, figures in zip(code.kernels, row["kernels"], strict=True):
+            found = kernel_occupancy(kernel, code.processor)
+            figures["occupancy"] = found and {"waves": found.waves, "most": found.most, "limited_by": found.limited_by}
+    return value

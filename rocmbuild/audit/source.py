@@ -20,19 +20,22 @@ _CHUNK = 1 << 16
 
 
 class Data:
-    """size bytes at random access. Offsets are relative to the window; messages give them in the whole file."""
+    """size bytes at random access. Offsets are relative to the window; messages give them in the whole file.
 
-    __slots__ = ("_base", "_read", "name", "size")
+    base: the window's offset in the whole. read: takes an offset in the whole and a size that was checked.
+    """
+
+    __slots__ = ("_read", "base", "name", "size")
 
     def __init__(self, name: str, size: int, read: Callable[[int, int], bytes], base: int = 0) -> None:
         self.name = name
         self.size = size
         self._read = read
-        self._base = base
+        self.base = base
 
     def place(self, offset: int = 0) -> str:
         """File and offset, for messages."""
-        return f"{self.name}: offset 0x{self._base + offset:x}"
+        return f"{self.name}: offset 0x{self.base + offset:x}"
 
     def error(self, offset: int, message: str) -> InputError:
         """An error that names file and offset; the caller raises it."""
@@ -47,7 +50,7 @@ class Data:
     def read(self, offset: int, size: int, what: str) -> bytes:
         """Exactly size bytes."""
         self.check(offset, size, what)
-        data = self._read(self._base + offset, size)
+        data = self._read(self.base + offset, size)
         if len(data) != size:
             raise self.error(offset, f"{what}: {len(data)} of {size} bytes could be read")
         return data
@@ -55,7 +58,7 @@ class Data:
     def window(self, offset: int, size: int, what: str) -> Data:
         """A part as Data of its own, sharing the bytes."""
         self.check(offset, size, what)
-        return Data(self.name, size, self._read, self._base + offset)
+        return Data(self.name, size, self._read, self.base + offset)
 
     def skip_zeros(self, offset: int) -> int:
         """The offset of the first byte from offset on that is not zero, or size."""
