@@ -112,13 +112,13 @@ def _stage(args: argparse.Namespace) -> int:
     config = load_config(args.project, settings=_settings(args), environ=os.environ)
     stage = pipeline.stage_project(config, os.environ)
     if args.json:
-        console.out_json({**stage.report(), "root": str(stage.root)})
+        console.out_json({**stage.report(), "entry": str(stage.entry)})
         return 0
     rows = [(file.source, file.output, file.status, file.launches, file.leftovers) for file in stage.files]
     console.out(console.table(("source", "staged as", "status", "launches", "left"), rows))
     for finding in stage.findings:
         console.note(str(finding))
-    console.out(f"\n{stage.key}  {stage.root}")
+    console.out(f"\n{stage.key}  {stage.entry}")
     return 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rocmbuild.errors import CheckError, EnvironmentFailure, RocmbuildError
 
-__all__ = ["Completed", "Stream", "run", "stream"]
+__all__ = ["Completed", "Exchange", "Stream", "run", "stream"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,3 +124,43 @@ def stream(
         raise EnvironmentFailure(f"{what}: {words[0]} was not found") from err
     except PermissionError as err:
         raise EnvironmentFailure(f"{what}: {words[0]} cannot be executed ({err.strerror})") from err
+
+
+class Exchange:
+    """A program that takes bytes and gives bytes, started before its input is known."""
+
+    def __init__(
+        self,
+        argv: Sequence[str | os.PathLike[str]],
+        *,
+        what: str,
+        env: Mapping[str, str] | None = None,
+        error: type[RocmbuildError] = CheckError,
+    ) -> None:
+        self._words = [os.fspath(word) for word in argv]
+        self._what = what
+        self._error = error
+        pipe = subprocess.PIPE
+        try:
+            self._process = subprocess.Popen(
+                self._words, env=None if env is None else dict(env), stdin=pipe, stdout=pipe, stderr=pipe
+            )
+        except (FileNotFoundError, PermissionError) as err:
+            raise EnvironmentFailure(f"{what}: {self._words[0]} cannot be executed ({err.strerror})") from err
+
+    def run(self, data: Sequence[bytes]) -> bytes:
+        """Give it its input and return what it wrote; a non-zero exit raises the error, with its own lines."""
+        try:
+            out, err = self._process.communicate(b"".join(data))
+        except BaseException:
+            self.close()
+            raise
+        if self._process.returncode != 0:
+            lines = err.decode("utf-8", "backslashreplace").rstrip()
+            raise self._error(f"{self._what}: exit {self._process.returncode} from: {shlex.join(self._words)}\n{lines}")
+        return out
+
+    def close(self) -> None:
+        """End it without a result."""
+        self._process.kill()
+        self._process.communicate()

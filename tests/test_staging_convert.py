@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from conftest import needs_torch_sdk
 
-from rocmbuild.staging import worker
+from rocmbuild.staging import convert as conversion
+from rocmbuild.staging import layout, tables, text
+from rocmbuild.staging.convert import Conversion, Engine
 from rocmbuild.toolchain.torch_sdk import find_torch_sdk
 
 pytestmark = needs_torch_sdk
@@ -21,17 +23,17 @@ HEADER = '#include "hip/hip_runtime.h"\n#line 1\n'
 
 
 @pytest.fixture(scope="module")
-def engine() -> worker.Engine:
-    return worker.load_engine(find_torch_sdk().hipify)
+def engine() -> Engine:
+    return tables.load_engine(str(find_torch_sdk().hipify))
 
 
-def convert(engine: worker.Engine, text: str, path: str = "a.cuh", tree: tuple[str, ...] = ()) -> worker.Conversion:
-    resolve = worker.resolver(worker.outputs_of([path, *tree]), ["", "include"], engine)
-    return worker.convert(text, path, engine, resolve)
+def convert(engine: Engine, source: str, path: str = "a.cuh", tree: tuple[str, ...] = ()) -> Conversion:
+    resolve = conversion.resolving(layout.Resolver(layout.outputs_of([path, *tree]), [".", "include"]), engine)
+    return conversion.convert(source, path, engine, resolve)
 
 
-def body(engine: worker.Engine, text: str) -> str:
-    return convert(engine, text).text.removeprefix(HEADER)
+def body(engine: Engine, source: str) -> str:
+    return convert(engine, source).text.removeprefix(HEADER)
 
 
 LAUNCHES = [
@@ -63,7 +65,7 @@ LAUNCHES = [
 
 
 @pytest.mark.parametrize(("source", "wanted"), LAUNCHES)
-def test_a_launch_is_parsed_whatever_its_kernel(engine: worker.Engine, source: str, wanted: str) -> None:
+def test_a_launch_is_parsed_whatever_its_kernel(engine: Engine, source: str, wanted: str) -> None:
     done = convert(engine, source)
     assert done.text == HEADER + wanted
     assert done.launches == wanted.count("hipLaunchKernelGGL")
@@ -83,16 +85,16 @@ def test_a_launch_is_parsed_whatever_its_kernel(engine: worker.Engine, source: s
     ],
 )
 def test_a_launch_that_cannot_be_told_is_an_error_at_its_line(
-    engine: worker.Engine, source: str, line: int, column: int, reason: str
+    engine: Engine, source: str, line: int, column: int, reason: str
 ) -> None:
     done = convert(engine, source)
     assert done.text == source
     [problem] = done.problems
-    assert (problem.line, problem.column, problem.severity) == (line, column, "error")
-    assert reason in problem.message
+    assert (problem.line, problem.column, problem.rule) == (line, column, "launch")
+    assert reason in problem.detail
 
 
-def test_every_spelling_of_an_include_is_rewritten(engine: worker.Engine) -> None:
+def test_every_spelling_of_an_include_is_rewritten(engine: Engine) -> None:
     source = (
         '#include "b.cu"\n# include "b.cu"\n#include  "b.cu"\n\t#\tinclude\t<x.cu> // "b.cu"\n'
         '#include "b.cuh"\n#/* */include <cuda_runtime.h>\n#include  <cuda.h>\n#include "../b.cu"\n'
@@ -102,10 +104,10 @@ def test_every_spelling_of_an_include_is_rewritten(engine: worker.Engine) -> Non
         '#include "b.hip"\n# include "b.hip"\n#include  "b.hip"\n\t#\tinclude\t<x.hip> // "b.cu"\n'
         '#include "b.cuh"\n#/* */include <hip/hip_runtime.h>\n#include  <hip/hip_runtime.h>\n#include "../b.hip"\n'
     )
-    assert [include.found for include in done.includes] == [True] * 5 + [False, False, True]
+    assert [include.kind for include in done.includes] == ["staged"] * 5 + ["other"] * 2 + ["staged"]
 
 
-def test_headers_of_libraries_follow_the_tables_and_never_twice(engine: worker.Engine) -> None:
+def test_headers_of_libraries_follow_the_tables_and_never_twice(engine: Engine) -> None:
     source = "#include <nccl.h>\n#include <cub/cub.cuh>\n#include <hip/channel_descriptor.h>\n#include <vector>\n"
     wanted = (
         "#include <rccl/rccl.h>\n#include <hipcub/hipcub.hpp>\n#include <hip/channel_descriptor.h>\n#include <vector>\n"
@@ -114,13 +116,13 @@ def test_headers_of_libraries_follow_the_tables_and_never_twice(engine: worker.E
     assert body(engine, wanted) == wanted
 
 
-def test_a_source_that_names_a_file_as_plain_hipify_would_call_it_still_finds_it(engine: worker.Engine) -> None:
+def test_a_source_that_names_a_file_as_plain_hipify_would_call_it_still_finds_it(engine: Engine) -> None:
     done = convert(engine, '#include "b_hip.cuh"\n#include "../src_hip/c_hip.cuh"\n', "src/a.cuh",
                    ("src/b.cuh", "src_cuda/c_cuda.cuh"))  # fmt: skip
     assert done.text == '#include "b.cuh"\n#include "../src_cuda/c_cuda.cuh"\n'
 
 
-def test_only_code_is_changed(engine: worker.Engine) -> None:
+def test_only_code_is_changed(engine: Engine) -> None:
     source = (
         "const char* s = \"cudaMalloc failed\"; char c = '\"'; int n = 1'000'000;\n"
         'cudaMalloc(&p, \'x\'); // cudaFree\n/* cudaFree k<<<1,2>>>(p) */ R"x(cudaFree " )" )x"; cudaFree(p);\n'
@@ -130,17 +132,17 @@ def test_only_code_is_changed(engine: worker.Engine) -> None:
     assert body(engine, source) == wanted.replace("cudaFree(q)", "hipFree(q)")
 
 
-def test_names_at_the_edges_of_a_file_and_of_the_tables(engine: worker.Engine) -> None:
+def test_names_at_the_edges_of_a_file_and_of_the_tables(engine: Engine) -> None:
     assert body(engine, "cudaError_t") == "hipError_t"
     assert (
         body(engine, "cub::BlockReduce<cudaError_t> my_cudaError_t") == "hipcub::BlockReduce<hipError_t> my_cudaError_t"
     )
     # rules for one company's tree would rename these
-    for text in ("namespace mixed_utils {}", "HIP_CHECK(x)", "struct GpuDefs;"):
-        assert body(engine, text) == text
+    for source in ("namespace mixed_utils {}", "HIP_CHECK(x)", "struct GpuDefs;"):
+        assert body(engine, source) == source
 
 
-def test_line_ends_mark_and_missing_newline_are_kept(engine: worker.Engine) -> None:
+def test_line_ends_mark_and_missing_newline_are_kept(engine: Engine) -> None:
     source = "\ufeff// a\r\ncudaFree(p);\r\n__global__ void k() {}"
     done = convert(engine, source)
     assert done.text == (
@@ -149,10 +151,10 @@ def test_line_ends_mark_and_missing_newline_are_kept(engine: worker.Engine) -> N
     assert done.shift == 2
 
 
-def test_any_byte_comes_back(engine: worker.Engine) -> None:
+def test_any_byte_comes_back(engine: Engine) -> None:
     data = "// caf\xe9 ".encode("latin-1") + bytes(range(1, 256)).replace(b"\n", b"") + b"\ncudaFree(p);\n"
-    done = convert(engine, worker.decode(data))
-    assert worker.encode(done.text) == data.replace(b"cudaFree(p)", b"hipFree(p)")
+    done = convert(engine, text.decode(data))
+    assert text.encode(done.text) == data.replace(b"cudaFree(p)", b"hipFree(p)")
 
 
 SHARED = [
@@ -174,20 +176,18 @@ SHARED = [
 
 
 @pytest.mark.parametrize(("source", "wanted"), SHARED)
-def test_shared_memory_takes_the_form_that_every_platform_compiles(
-    engine: worker.Engine, source: str, wanted: str
-) -> None:
+def test_shared_memory_takes_the_form_that_every_platform_compiles(engine: Engine, source: str, wanted: str) -> None:
     assert convert(engine, source).text == HEADER + wanted
     assert convert(engine, HEADER + wanted).text == HEADER + wanted  # stable
 
 
-def test_lines_keep_their_numbers(engine: worker.Engine) -> None:
+def test_lines_keep_their_numbers(engine: Engine) -> None:
     source = "\n".join(pair[0] for pair in [*LAUNCHES, *SHARED]) + "\nint last;\n"
     done = convert(engine, source)
     assert done.text.removeprefix(HEADER).split("\n").index("int last;") == source.split("\n").index("int last;")
 
 
-def test_a_cu_file_gets_the_runtime_header_that_nvcc_would_add(engine: worker.Engine) -> None:
+def test_a_cu_file_gets_the_runtime_header_that_nvcc_would_add(engine: Engine) -> None:
     assert convert(engine, "__device__ int f();\n", "a.cu").text == HEADER + "__device__ int f();\n"
     assert convert(engine, "__device__ int f();\n", "a.cuh").text == "__device__ int f();\n"
     there = "#include <cuda_runtime.h>\n__global__ void k();\n"
@@ -195,7 +195,7 @@ def test_a_cu_file_gets_the_runtime_header_that_nvcc_would_add(engine: worker.En
 
 
 def test_outputs_never_collide() -> None:
-    outputs = worker.outputs_of(["a.cu", "a.hip", "b/a.cu", "c_cuda/a.cuh", "a_hip.hip"])
+    outputs = layout.outputs_of(["a.cu", "a.hip", "b/a.cu", "c_cuda/a.cuh", "a_hip.hip"])
     assert outputs == {
         "a.cu": "a_hip_hip.hip",
         "a.hip": "a.hip",
@@ -213,7 +213,7 @@ def test_tables_of_the_first_layout_are_read(tmp_path: Path) -> None:
         "{'cudaA': ('hipA', API_RUNTIME), 'cuB': ('rocB', 0)}, "
         "{'cuB': ('hipB', API_SPECIAL), 'cuC': ('hipC', API_CAFFE2)}]\n"
     )
-    assert worker.load_engine(tmp_path).names == {"cudaA": "hipA", "cuB": "rocB"}
+    assert tables.load_engine(str(tmp_path)).names == {"cudaA": "hipA", "cuB": "rocB"}
 
 
 ORIGINAL = """
@@ -227,7 +227,7 @@ print(json.dumps({name: result.hipified_path for name, result in done.items()}))
 """
 
 
-def test_the_result_is_the_engines_own_where_that_is_right(engine: worker.Engine, root: Path, tmp_path: Path) -> None:
+def test_the_result_is_the_engines_own_where_that_is_right(engine: Engine, root: Path, tmp_path: Path) -> None:
     """The kernels' tree, by the engine's whole driver and by ours: the same code, but for names of files and std::."""
     tree = tmp_path / "tree"
     shutil.copytree(root / "kernels" / "csrc", tree / "csrc")
@@ -237,23 +237,23 @@ def test_the_result_is_the_engines_own_where_that_is_right(engine: worker.Engine
     )
     theirs = json.loads(ran.stdout)
     names = [str(path.relative_to(root / "kernels")) for path in sorted((root / "kernels" / "csrc").rglob("*.*"))]
-    outputs = worker.outputs_of(names)
-    resolve = worker.resolver(outputs, ["csrc"], engine)
+    outputs = layout.outputs_of(names)
+    resolve = conversion.resolving(layout.Resolver(outputs, ["csrc"]), engine)
 
-    def plain(text: str) -> str:
-        text = re.sub(r"#\s*include.*|#line 1\n", "", worker.flatten(worker.mask(text)))
-        return re.sub(r"\s+|\bstd(?=::(?:max|min|ceil|floor|exp|log|pow|fabs|fmod|remainder|frexp)\()", "", text)
+    def plain(code: str) -> str:
+        code = re.sub(r"#\s*include.*|#line 1\n", "", text.flatten(text.mask(code)))
+        return re.sub(r"\s+|\bstd(?=::(?:max|min|ceil|floor|exp|log|pow|fabs|fmod|remainder|frexp)\()", "", code)
 
     compared = launches = 0
     for name in names:
         source = (root / "kernels" / name).read_text()
-        ours = worker.convert(source, name, engine, resolve)
+        ours = conversion.convert(source, name, engine, resolve)
         launches += ours.launches
         their_path = theirs.get(str(tree / name))
         if their_path is None:
             continue
         compared += 1
-        twin = worker.convert(Path(their_path).read_text(), name, engine, lambda _, include, __: (include, False))
+        twin = conversion.convert(Path(their_path).read_text(), name, engine, lambda _, include, __: (include, "other"))
         assert plain(ours.text) == plain(twin.text), name
     assert compared >= 10
     assert launches >= 4

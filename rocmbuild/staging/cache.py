@@ -1,8 +1,9 @@
-"""The content-addressed store: an entry is a folder that appears whole, with a manifest of digests.
+"""The content-addressed store: an entry is one file that appears whole, checked whole by content at each use.
 
-Layout: `<root>/<key>/manifest.json` beside the entry's trees, `<root>/.locks/<key>.lock`, and, while an
-entry is being made, `<root>/.new-<key>-*`. An entry is read without a lock: it is checked whole, by content,
-each time. Locks are the operating system's and end with the process that holds them.
+Layout: `<root>/<key>` is an entry: the SHA-256 of all that follows in hexadecimal, a line of JSON, then bytes.
+`<root>/.locks/<key>.lock` is held while it is made, `<root>/.new-<key>-*` is what has been written of it so far.
+`<root>/.last/<name>` holds the key of the entry that was last used under a name. An entry is read at once and without a
+lock, so that nothing of the cache is in use after that. Locks are the operating system's and end with their holder.
 """
 
 from __future__ import annotations
@@ -12,57 +13,45 @@ import errno
 import hashlib
 import json
 import os
-import shutil
+import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rocmbuild import console
 from rocmbuild.errors import EnvironmentFailure
+from rocmbuild.locks import Lock
+from rocmbuild.paths import write_atomic
 
-__all__ = ["Entry", "Store", "digest"]
+__all__ = ["KEY", "Damaged", "Entry", "Made", "Store"]
 
-_MANIFEST = "manifest.json"
+KEY = re.compile(r"[0-9a-f]{64}\Z")
+"""The name of an entry."""
 
 
-def digest(data: bytes) -> str:
-    """The SHA-256 of some bytes, in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What an entry is made of: facts, which are JSON, and bytes. fresh: what was made anew for it; is not kept."""
+
+    facts: Mapping[str, Any]
+    blobs: Sequence[bytes]
+    fresh: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A whole, checked entry. files: path below the entry -> digest. facts: what its maker wrote down."""
+    """A whole, checked entry. fresh: what was made anew for it just now."""
 
-    root: Path
-    files: Mapping[str, str] = field(repr=False)
+    path: Path
     facts: Mapping[str, Any] = field(repr=False)
+    data: bytes = field(repr=False)
+    fresh: Sequence[str] = ()
 
 
-class _Broken(Exception):
+class Damaged(Exception):
     """An entry that must not be used; the text says why."""
-
-
-def _listing(root: str) -> Iterator[str]:
-    """Relative paths of everything below root that is not a folder."""
-    stack = [""]
-    while stack:
-        folder = stack.pop()
-        with os.scandir(os.path.join(root, folder) if folder else root) as scan:
-            for entry in scan:
-                path = f"{folder}/{entry.name}" if folder else entry.name
-                if entry.is_dir(follow_symlinks=False):
-                    stack.append(path)
-                else:
-                    yield path
-
-
-def _read(path: str) -> bytes:
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        return file.read()
 
 
 @contextlib.contextmanager
@@ -79,6 +68,12 @@ def _environment(root: Path) -> Iterator[None]:
         ) from err
 
 
+def _read(path: str) -> bytes:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        return file.read()
+
+
 class Store:
     """Entries of one kind below one folder."""
 
@@ -86,101 +81,125 @@ class Store:
         self.root = root
 
     def load(self, key: str) -> Entry | None:
-        """The entry, checked by content, or None where there is none. Raises nothing else than _Broken."""
-        root = os.path.join(self.root, key)
+        """The entry, checked by content, or None where there is none. Raises Damaged, and nothing else."""
+        path = os.path.join(self.root, key)
         try:
-            text = _read(os.path.join(root, _MANIFEST))
+            whole = _read(path)
         except FileNotFoundError:
-            if os.path.lexists(root):
-                raise _Broken("its manifest is missing") from None
             return None
         except OSError as err:
-            raise _Broken(f"its manifest cannot be read ({err.strerror})") from err
-        stated, _, body = text.partition(b"\n")
-        if hashlib.sha256(body).hexdigest().encode() != stated:
-            raise _Broken("its manifest was changed")
-        manifest = json.loads(body)
-        files: dict[str, list[Any]] = manifest["files"]
-        try:
-            present = set(_listing(root)) - {_MANIFEST}
-            if extra := sorted(present - files.keys()):
-                raise _Broken(f"{extra[0]!r} does not belong to it")
-            for path, (size, wanted) in files.items():
-                data = _read(os.path.join(root, path))
-                if len(data) != size or hashlib.sha256(data).hexdigest() != wanted:
-                    raise _Broken(f"{path!r} was changed")
-        except FileNotFoundError as err:
-            raise _Broken(f"{os.path.relpath(err.filename, root)!r} is missing") from err
-        except OSError as err:
-            raise _Broken(f"{os.path.relpath(err.filename, root)!r} cannot be read ({err.strerror})") from err
-        return Entry(
-            root=Path(root), files={path: wanted for path, (_, wanted) in files.items()}, facts=manifest["facts"]
-        )
+            raise Damaged(f"it cannot be read: {err.strerror}") from err
+        stated, _, rest = whole.partition(b"\n")
+        if len(stated) != 64:
+            raise Damaged("it is cut short or is no stage")
+        if hashlib.sha256(rest).hexdigest().encode() != stated:
+            raise Damaged("its content differs from its digest")
+        head, _, data = rest.partition(b"\n")
+        return Entry(path=Path(path), facts=json.loads(head), data=data)
 
-    def get(self, key: str, make: Callable[[Path], Mapping[str, Any]], *, what: str) -> Entry:
+    def get(self, key: str, make: Callable[[], Made], *, what: str) -> Entry:
         """The entry of this key; made, once among all processes, where there is none or a damaged one.
 
-        make(folder) fills a private folder and returns the facts to keep. Errors of make pass through and
-        leave nothing. Raises EnvironmentFailure where the cache cannot be written.
+        make gives its facts and bytes. Errors of make pass through and leave nothing. Raises EnvironmentFailure where
+        the cache cannot be written.
         """
         try:
             entry = self.load(key)
-        except _Broken:
+        except Damaged:
             entry = None  # told below, by the process that holds the lock
         if entry is not None:
+            with contextlib.suppress(OSError):
+                os.utime(entry.path)  # when it was last used, for `cache prune` alone
             return entry
-        from filelock import FileLock  # only what makes an entry needs the lock
-
         with _environment(self.root):
-            (self.root / ".locks").mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.root / ".locks" / f"{key}.lock")
-            lock.acquire()
+            lock = Lock.acquire(self.lock_of(key))
         try:
             try:
                 entry = self.load(key)
-            except _Broken as err:
+            except Damaged as err:
                 console.note(f"rocmbuild: {what} {key[:12]} in the cache was damaged ({err}); it is made again")
-                with _environment(self.root):
-                    trash = tempfile.mkdtemp(prefix=f".new-{key}-", dir=self.root)
-                    os.rename(self.root / key, os.path.join(trash, "damaged"))
             if entry is None:
-                self._sweep(key)
+                self.sweep(mine=key)
                 entry = self._make(key, make)
             return entry
         finally:
             lock.release()
 
-    def _make(self, key: str, make: Callable[[Path], Mapping[str, Any]]) -> Entry:
+    def lock_of(self, key: str) -> Path:
+        """The lock under which an entry is made."""
+        return self.root / ".locks" / f"{key}.lock"
+
+    def keep(self, key: str, made: Made) -> None:
+        """Write an entry that is of use and not needed: nothing is said where it cannot be written."""
+        with contextlib.suppress(EnvironmentFailure):
+            self._make(key, lambda: made)
+
+    def _make(self, key: str, make: Callable[[], Made]) -> Entry:
         with _environment(self.root):
-            folder = Path(tempfile.mkdtemp(prefix=f".new-{key}-", dir=self.root))
+            handle, name = tempfile.mkstemp(prefix=f".new-{key}-", dir=self.root)
         try:
+            with os.fdopen(handle, "wb") as file:
+                made = make()
+                head = json.dumps(made.facts, sort_keys=True).encode("ascii") + b"\n"
+                data = b"".join(made.blobs)
+                whole = hashlib.sha256(head)
+                whole.update(data)
+                with _environment(self.root):
+                    file.write(whole.hexdigest().encode() + b"\n" + head)
+                    file.write(data)
+                    file.flush()
             with _environment(self.root):
-                facts = make(folder)
-                files = {}
-                for path in sorted(_listing(str(folder))):
-                    data = (folder / path).read_bytes()
-                    files[path] = (len(data), digest(data))
-                body = json.dumps({"facts": facts, "files": files}, sort_keys=True).encode("ascii")
-                (folder / _MANIFEST).write_bytes(digest(body).encode() + b"\n" + body)
-                folder.chmod(0o755)
-                os.rename(folder, self.root / key)
+                os.chmod(name, 0o644)
+                path = self.root / key
+                if path.is_dir() and not path.is_symlink():  # of an older layout, or put there by somebody
+                    os.rename(path, tempfile.mkdtemp(prefix=f".new-{key}-", dir=self.root))
+                os.replace(name, path)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.unlink(name)
             raise
-        kept = json.loads(body)["facts"]  # as a later load gives them
-        return Entry(root=self.root / key, files={path: wanted for path, (_, wanted) in files.items()}, facts=kept)
+        return Entry(path=path, facts=json.loads(head), data=data, fresh=tuple(made.fresh))
 
-    def _sweep(self, key: str) -> None:
-        """Remove what killed processes left: unfinished entries whose lock nobody holds. `key` is locked by us."""
-        from filelock import FileLock, Timeout
+    def sweep(self, *, mine: str = "") -> list[str]:
+        """Remove what killed processes left: unfinished entries whose lock nobody else holds. mine: locked by us."""
+        import shutil  # rarely needed
 
-        with os.scandir(self.root) as scan:
-            left = [entry.name for entry in scan if entry.name.startswith(".new-")]
-        for name in left:
-            owner = name[len(".new-") :].rsplit("-", 1)[0]
-            if owner == key:
-                shutil.rmtree(self.root / name, ignore_errors=True)
+        removed = []
+        try:
+            with os.scandir(self.root) as scan:
+                left = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in scan]
+        except FileNotFoundError:
+            return []
+        for name, folder in left:
+            if not name.startswith(".new-"):
                 continue
-            lock = FileLock(self.root / ".locks" / f"{owner}.lock")
-            with contextlib.suppress(Timeout, OSError), lock.acquire(timeout=0):
-                shutil.rmtree(self.root / name, ignore_errors=True)
+            owner = name[len(".new-") :].rsplit("-", 1)[0]
+            lock = None
+            if owner != mine and (lock := Lock.attempt(self.lock_of(owner))) is None:
+                continue
+            with contextlib.suppress(OSError):
+                path = os.path.join(self.root, name)
+                shutil.rmtree(path) if folder else os.unlink(path)
+                removed.append(name)
+            if lock:
+                lock.release()
+        return removed
+
+    def last(self, names: Sequence[str]) -> Entry | None:
+        """The entry last used under the first name that has a whole one: a hint, never trusted for more."""
+        for name in names:
+            try:
+                key = _read(os.path.join(self.root, ".last", name)).decode("ascii")
+                if KEY.match(key) and (entry := self.load(key)):
+                    return entry
+            except (OSError, ValueError, Damaged):
+                continue
+        return None
+
+    def remember(self, names: Sequence[str], key: str) -> None:
+        """Note that an entry was used under these names. A cache that cannot be written stays as it is."""
+        for name in names:
+            path = self.root / ".last" / name
+            with contextlib.suppress(OSError):
+                if not path.is_file() or path.read_bytes() != key.encode():
+                    write_atomic(path, key.encode())

@@ -1,11 +1,11 @@
 """A stage: the private, content-addressed copy of a project's sources, untouched and HIPified, checked.
 
-`make_stage` is the one way in; `sync` brings a tree of a stage into a build folder.
+`make_stage` is the one way in; `sync` brings a tree of a stage into a folder. A stage is held in memory whole: the
+untouched tree as it was read, the HIP tree from the cache, where an entry keeps what conversion changed.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -17,10 +17,11 @@ from typing import Any, Protocol
 
 from rocmbuild import paths
 from rocmbuild.errors import CheckError, EnvironmentFailure, InputError
-from rocmbuild.staging import checks, worker
-from rocmbuild.staging.cache import Entry, Store, digest
-from rocmbuild.staging.checks import Finding
-from rocmbuild.staging.hipify import EngineIdentity, hipify, identify, worker_digest
+from rocmbuild.staging.cache import Damaged, Entry, Made, Store
+from rocmbuild.staging.facts import Facts
+from rocmbuild.staging.findings import Finding, combine, finding, settle
+from rocmbuild.staging.hipify import Engine, EngineIdentity, Hipified, Hipify, code_digest, find_engine, identify
+from rocmbuild.staging.layout import Resolver, outputs_of
 from rocmbuild.staging.sources import Sources, collect, matches
 
 __all__ = [
@@ -35,9 +36,10 @@ __all__ = [
     "sync",
 ]
 
-FORMAT = 1
-"""The number of a stage's layout and of the facts in its manifest; part of every key."""
+FORMAT = 2
+"""The number of an entry's layout and of the facts in it; part of every key."""
 
+TREES = ("hip", "cuda")
 _MARK = ".rocmbuild-tree"
 
 
@@ -55,8 +57,8 @@ class EngineSdk(Protocol):
 class StagedFile:
     """One file. source: its path in the project and in the `cuda` tree; output: its path in the `hip` tree.
 
-    status: converted | unchanged | copied. launches, replaced: kernel launches and names that HIPify
-    replaced. leftovers: CUDA names and headers that are left in code a HIP compiler sees.
+    status: converted | unchanged | copied | skipped (which is an error among the findings). launches, replaced: kernel
+    launches and names that HIPify replaced. leftovers: CUDA names and headers left in code a HIP compiler sees.
     """
 
     source: str
@@ -69,27 +71,37 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A checked stage. root/"hip" and root/"cuda" are its trees; digests: path below root -> SHA-256."""
+    """A checked stage. entry: its file in the cache.
+
+    fresh: the sources that HIPify was run on for it just now; none where it came from the cache.
+    """
 
     key: str
-    root: Path
+    entry: Path
     files: tuple[StagedFile, ...]
     findings: tuple[Finding, ...]
     engine: EngineIdentity
     torch_version: str
     hip_version: str
-    digests: Mapping[str, str] = field(repr=False)
+    fresh: tuple[str, ...]
+    _sources: Mapping[str, bytes] = field(repr=False)
+    _converted: Mapping[str, bytes] = field(repr=False)
 
     def output_of(self, source: str) -> str:
         """Where a source stands in the HIP tree. KeyError where it is not staged."""
-        return self._outputs()[source]
-
-    def _outputs(self) -> dict[str, str]:
-        return {file.source: file.output for file in self.files}
+        return {file.source: file.output for file in self.files}[source]
 
     def matching(self, globs: Sequence[str]) -> tuple[StagedFile, ...]:
         """The staged files that source patterns name, in order of their paths."""
         return tuple(file for file in self.files if any(matches(glob, file.source) for glob in globs))
+
+    def tree(self, name: str) -> dict[str, bytes]:
+        """A tree, "hip" or "cuda": path -> bytes. "hip" is the HIPified one; what needs no change is in it too."""
+        if name not in TREES:
+            raise ValueError(name)
+        if name == "cuda":
+            return dict(self._sources)
+        return {file.output: self._converted.get(file.source, self._sources[file.source]) for file in self.files}
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -134,41 +146,62 @@ class SyncCounts:
     removed: int
 
 
-@functools.cache
-def _code_digest() -> str:
-    """The digest of the code that makes a stage of its inputs."""
-    return digest(worker_digest().encode() + Path(checks.__file__).read_bytes())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """All that decides a stage, beside the files. reuse: what decides the conversion of one file, and its facts."""
+
+    engine: Engine
+    identity: EngineIdentity
+    torch_version: str
+    hip_version: str
+    include_dirs: tuple[str, ...]
+    defines: Mapping[str, str]
+    allow: tuple[str, ...]
+
+    def reuse(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "code": code_digest(),
+            "engine": asdict(self.identity),
+            "include_dirs": list(self.include_dirs),
+            "defines": dict(self.defines),
+        }
+
+    def tables_key(self) -> str:
+        """Where the cache has the engine's tables."""
+        return _digest(f"tables {FORMAT} {code_digest()} {self.identity.digest}".encode("ascii"))
+
+    def head(self) -> dict[str, Any]:
+        return {
+            **self.reuse(),
+            "torch": self.torch_version,
+            "hip": self.hip_version,
+            "allow": list(self.allow),
+        }
 
 
-def stage_key(
-    sources: Sources, *, engine: EngineIdentity, torch_version: str, hip_version: str, options: Mapping[str, Any]
-) -> str:
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def stage_key(sources: Sources, head: Mapping[str, Any], digests: Sequence[str] | None = None) -> str:
     """The content address of a stage.
 
-    SHA-256 over: the stage format, the converting code, the engine, the torch and HIP versions, the options,
-    and every file's path and bytes, each with its length in front. Not in it: times, modes, absolute paths,
-    the order in which files were found, generated files of earlier hipify runs.
+    SHA-256 over the head (the format, the converting code, the engine and its version, torch and HIP versions, the
+    options), and of every file the path, the kind and the digest of its bytes, each with its length in front. Not in
+    it: times, modes, absolute paths, the order in which files were found, generated files of earlier hipify runs.
+    digests: of the files, if they are known.
     """
     whole = hashlib.sha256()
 
     def feed(data: bytes) -> None:
-        whole.update(len(data).to_bytes(8, "little"))
-        whole.update(data)
+        whole.update(len(data).to_bytes(8, "little") + data)
 
-    head = {
-        "format": FORMAT,
-        "code": _code_digest(),
-        "engine": asdict(engine),
-        "torch": torch_version,
-        "hip": hip_version,
-        "options": dict(options),
-        "outside": [asdict(include) for include in sources.outside],
-    }
-    feed(json.dumps(head, sort_keys=True).encode("ascii"))
-    for file in sources.files:
+    outside = [asdict(include) for include in sources.outside]
+    feed(json.dumps({**head, "outside": outside}, sort_keys=True).encode("ascii"))
+    for file, sha in zip(sources.files, digests or [_digest(file.data) for file in sources.files], strict=True):
         feed(os.fsencode(file.path))
-        feed(b"text" if file.convert else b"copy")
-        feed(file.data)
+        feed((f"text {sha}" if file.convert else f"copy {sha}").encode("ascii"))
     return whole.hexdigest()
 
 
@@ -179,122 +212,222 @@ def make_stage(
     include_dirs: Sequence[str] = (),
     engine: EngineSdk,
     hip_version: str,
+    hipify_engine: str = "auto",
+    defines: Mapping[str, str] | None = None,
     allow: Iterable[str] = (),
     cache: Path | None = None,
     strict: bool = True,
 ) -> Stage:
     """Collect, convert and check a project's sources, or find that done in the cache.
 
-    globs, include_dirs: relative to project. allow: CUDA names and headers that may be left over.
-    cache: the folder of all stages; `stages` in the user's cache folder by default. strict: errors among the
-    findings raise FindingsError. The project is only read.
+    globs, include_dirs: relative to project. hipify_engine: one of hipify.ENGINES, torch's own being engine's.
+    defines: macros that every compilation of these sources is given; they decide which branches are dead. allow: CUDA
+    names and headers that may be left over. cache: the folder of all stages; `stages` in the user's cache folder by
+    default. strict: errors among the findings raise FindingsError. The project is only read.
     """
     sources = collect(project, globs=globs, include_dirs=include_dirs)
-    identity = identify(engine.hipify)
-    torch_version = engine.version.partition("+")[0]  # a local part ("+cpu") says nothing about the tables
-    options = {"allow": sorted(set(allow)), "include_dirs": [os.path.normpath(name) for name in include_dirs]}
-    key = stage_key(sources, engine=identity, torch_version=torch_version, hip_version=hip_version, options=options)
+    chosen = find_engine(hipify_engine, engine.hipify)
+    job = _Job(
+        engine=chosen,
+        identity=identify(chosen),
+        torch_version=engine.version.partition("+")[0],  # a local part ("+cpu") says nothing about the tables
+        hip_version=hip_version,
+        include_dirs=tuple(os.path.normpath(name) for name in include_dirs),
+        defines=dict(sorted((defines or {}).items())),
+        allow=tuple(sorted(set(allow))),
+    )
+    digests = [_digest(file.data) for file in sources.files]
+    key = stage_key(sources, job.head(), digests)
     store = Store(cache or paths.cache_dir() / "stages")
-    entry = store.get(key, lambda folder: _fill(folder, sources, engine.hipify, options), what="the stage")
-    stage = _stage(key, entry, sources, engine=identity, torch_version=torch_version, hip_version=hip_version)
+    # The last stage of this folder is where a conversion finds what an edit has not touched.
+    names = [_digest(os.fsencode(os.path.realpath(project))), _digest(json.dumps([*globs, *include_dirs]).encode())]
+    entry = store.get(key, lambda: _convert(sources, digests, job, store, names), what="the stage")
+    store.remember(names, key)
+    stage = _stage(key, entry, sources, job)
     if strict and stage.errors:
         raise FindingsError(stage)
     return stage
 
 
-def _stage(
-    key: str, entry: Entry, sources: Sources, *, engine: EngineIdentity, torch_version: str, hip_version: str
-) -> Stage:
-    findings = [Finding(**finding) for finding in entry.facts["findings"]]
-    findings += [
-        Finding(
-            path=path,
-            line=1,
-            column=1,
-            rule="generated",
-            severity="warning",
-            message="this file comes from an earlier hipify run and is left out",
-            hint="remove it; rocmbuild converts the CUDA sources itself, outside the project",
-        )
-        for path in sources.generated
-    ]
+def _stage(key: str, entry: Entry, sources: Sources, job: _Job) -> Stage:
+    converted: dict[str, bytes] = {}
+    offset = 0
+    for record in entry.facts["files"]:
+        if size := record["size"]:
+            converted[record["source"]] = entry.data[offset : offset + size]
+            offset += size
+    findings = [Finding(**found) for found in entry.facts["findings"]]
+    if sources.generated:
+        findings = _with_generated(findings, entry.facts["files"], sources.generated, job)
+    shown = ("source", "output", "status", "launches", "replaced", "leftovers")
     return Stage(
         key=key,
-        root=entry.root,
-        files=tuple(StagedFile(**file) for file in entry.facts["files"]),
+        entry=entry.path,
+        files=tuple(StagedFile(**{name: record[name] for name in shown}) for record in entry.facts["files"]),
         findings=tuple(sorted(findings, key=lambda found: (found.path, found.line, found.column, found.rule))),
-        engine=engine,
-        torch_version=torch_version,
-        hip_version=hip_version,
-        digests=entry.files,
+        engine=job.identity,
+        torch_version=job.torch_version,
+        hip_version=job.hip_version,
+        fresh=tuple(entry.fresh),
+        _sources={file.path: file.data for file in sources.files},
+        _converted=converted,
     )
 
 
-def _fill(folder: Path, sources: Sources, engine: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a stage in an empty folder and return the facts for its manifest."""
-    untouched, hip = folder / "cuda", folder / "hip"
-    hip.mkdir()
-    for file in sources.files:
-        path = untouched / file.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(file.data)
-    outputs = worker.outputs_of(file.path for file in sources.files)
-    convert = [file.path for file in sources.files if file.convert]
-    include_dirs = ["" if name == "." else name for name in options["include_dirs"]]
-    done = hipify(untouched, hip, engine=engine, outputs=outputs, convert=convert, include_dirs=include_dirs)
-    originals = {file.path: file.data for file in sources.files}
-    converted = [
-        checks.Converted(
-            path=file.source,
-            source=worker.decode(originals[file.source]),
-            hip=worker.decode((hip / file.output).read_bytes()),
-            shift=file.shift,
-            problems=file.problems,
-            includes=file.includes,
+def _with_generated(
+    findings: Sequence[Finding], records: Sequence[Mapping[str, Any]], generated: Sequence[str], job: _Job
+) -> list[Finding]:
+    """Findings and what outputs of an earlier hipify run add: they are no part of an entry, since they are no input."""
+    resolver = Resolver({}, job.include_dirs)
+    added = {}
+    for record in records:
+        facts = record.get("settled", record).get("facts")
+        for rule, line, column, name, detail, _ in Facts(*facts).found if facts else ():
+            if rule == "include-left-out":
+                paths = resolver.paths(record["source"], name, True)
+                if any(path in generated for _, path in paths):
+                    added[record["source"], line] = finding(
+                        record["source"], rule, line=line, column=column, name=name, detail=detail
+                    )
+    kept = [found for found in findings if found.rule != "include" or (found.path, found.line) not in added]
+    return [*kept, *added.values(), *(finding(path, "generated") for path in generated)]
+
+
+def _convert(sources: Sources, digests: Sequence[str], job: _Job, store: Store, names: Sequence[str]) -> Made:
+    """The facts and bytes of an entry: of files that the last stage has converted just so, its own; else HIPify's."""
+    worker = Hipify()
+    try:
+        outputs = outputs_of(file.path for file in sources.files)
+        done = _reusable(sources, digests, outputs, job, store.last(names))
+        todo = [file for file in sources.files if file.convert and file.path not in done]
+        if todo:
+            made, tables = worker.run(
+                [(file.path, file.data) for file in todo],
+                engine=job.engine.folder,
+                tables=(known := _tables(store, job)),
+                outputs=outputs,
+                include_dirs=job.include_dirs,
+                defines=job.defines,
+            )
+            done.update(zip((file.path for file in todo), made, strict=True))
+            if not known:
+                store.keep(job.tables_key(), Made(facts={"engine": job.identity.name}, blobs=[tables]))
+    finally:
+        worker.close()
+    records: list[dict[str, Any]] = []
+    blobs: list[bytes] = []
+    for file, sha in zip(sources.files, digests, strict=True):
+        record: dict[str, Any] = {"launches": 0, "replaced": 0, "status": "copied"}
+        if file.convert:
+            record.update(done[file.path].record)
+            if (data := done[file.path].data) is not None:
+                blobs.append(data)
+        size = len(blobs[-1]) if record["status"] == "converted" else 0
+        records.append({**record, "source": file.path, "output": outputs[file.path], "digest": sha, "size": size})
+    findings, leftovers = _findings(sources, records, done, job)
+    for record in records:
+        record["leftovers"] = leftovers.get(record["source"], 0)
+    facts = {
+        "head": job.reuse(),
+        "files": records,
+        "findings": [found.to_json() for found in findings],
+    }
+    return Made(facts=facts, blobs=blobs, fresh=[file.path for file in todo])
+
+
+def _tables(store: Store, job: _Job) -> bytes:
+    """The engine's tables, if they are in the cache."""
+    try:
+        entry = store.load(job.tables_key())
+    except Damaged:
+        return b""
+    return entry.data if entry else b""
+
+
+def _reusable(
+    sources: Sources, digests: Sequence[str], outputs: Mapping[str, str], job: _Job, base: Entry | None
+) -> dict[str, Hipified]:
+    """What base has of these files: the same bytes at the same path, whose includes name the same files as then."""
+    if base is None or base.facts["head"] != job.reuse():
+        return {}
+    records = {record["source"]: record for record in base.facts["files"]}
+    blobs: dict[str, bytes] = {}
+    offset = 0
+    for path, record in records.items():
+        blobs[path] = base.data[offset : offset + record["size"]]
+        offset += record["size"]
+    resolver = None
+    if records.keys() != outputs.keys():
+        resolver = Resolver(outputs, job.include_dirs)
+    reused = {}
+    for file, sha in zip(sources.files, digests, strict=True):
+        record = records.get(file.path)
+        if not file.convert or record is None or record["digest"] != sha or record["status"] == "copied":
+            continue
+        if resolver and not _same_includes(file.path, record, resolver):
+            continue
+        kept = {name: record[name] for name in record.keys() - {"source", "output", "digest", "size", "leftovers"}}
+        reused[file.path] = Hipified(record=kept, data=blobs[file.path] if record["status"] == "converted" else None)
+    return reused
+
+
+def _same_includes(path: str, record: Mapping[str, Any], resolver: Resolver) -> bool:
+    """Whether the includes of a converted file would be rewritten as they were."""
+    for _, _, asked, name, quoted, kind in record.get("includes", ()):
+        if kind != "computed" and resolver.staged(path, asked, quoted) != (name if kind == "staged" else None):
+            return False
+    return True
+
+
+def _findings(
+    sources: Sources, records: Sequence[dict[str, Any]], done: Mapping[str, Hipified], job: _Job
+) -> tuple[list[Finding], Mapping[str, int]]:
+    """The findings of the tree, and its leftovers.
+
+    Adds to a record its facts under the macros that turn out not to be defined.
+    """
+    by_path = {record["source"]: record for record in records}
+    facts = {path: Facts(*record["facts"]) for path, record in by_path.items() if "facts" in record}
+    texts = {file.path: file.data for file in sources.files}
+
+    def again(path: str, undefined: frozenset[str]) -> Facts:
+        record = by_path[path]
+        settled = record.get("settled")
+        if settled and settled["undefined"] == sorted(undefined):
+            return Facts(*settled["facts"])
+        from rocmbuild.staging import recheck  # costs start-up time, and few trees need it
+
+        new = done[path].data
+        return recheck.examine_again(
+            path, texts[path], texts[path] if new is None else new, record, defines=job.defines, undefined=undefined
         )
-        for file in done
-        if file.status != "copied"
-    ]
-    findings, leftovers = checks.check_tree(converted, allow=options["allow"])
+
+    current, mattered = settle(facts, again)
+    for path, record in by_path.items():
+        record.pop("settled", None)
+        if path in mattered:
+            record["settled"] = {"undefined": sorted(mattered[path]), "facts": current[path]}
+    findings, leftovers = combine(current, allow=job.allow)
     findings += [
-        Finding(
-            path=include.path,
-            line=include.line,
-            column=1,
-            rule="include-outside",
-            severity="error",
-            message=f'"{include.name}" leads out of the project, where nothing is staged',
-            hint="move the file into the project, or let the project's folder be the one that holds both",
-        )
+        finding(path, "skipped", line=record["line"], column=record["column"], detail=record["reason"])
+        for path, record in by_path.items()
+        if record["status"] == "skipped"
+    ]
+    findings += [
+        finding(include.path, "include-outside", line=include.line, detail=f'"{include.name}"')
         for include in sources.outside
     ]
-    return {
-        "files": [
-            asdict(
-                StagedFile(
-                    source=file.source,
-                    output=file.output,
-                    status=file.status,
-                    launches=file.launches,
-                    replaced=file.replaced,
-                    leftovers=leftovers.get(file.source, 0),
-                )
-            )
-            for file in done
-        ],
-        "findings": [finding.to_json() for finding in findings],
-    }
+    return findings, leftovers
 
 
 def sync(stage: Stage, dest: Path, tree: str = "hip") -> SyncCounts:
     """Make dest hold one tree of a stage, "hip" or "cuda", and nothing else.
 
-    Files whose bytes are right are not touched, so that their times stay; others appear by rename. What does
-    not belong there is removed, wherefore a folder that is neither empty nor made by sync is refused.
+    Files whose bytes are right are not touched, so that their times stay; others appear by rename. A time that lies in
+    the future, as a clock that was set back leaves it, becomes now. What does not belong there is removed, wherefore a
+    folder that is neither empty nor made by sync is refused.
     """
-    if tree not in ("hip", "cuda"):
-        raise ValueError(tree)
-    wanted = {path[len(tree) + 1 :]: sha for path, sha in stage.digests.items() if path.startswith(f"{tree}/")}
+    wanted = stage.tree(tree)
     mark = dest / _MARK
     written = kept = removed = 0
     try:
@@ -314,21 +447,20 @@ def sync(stage: Stage, dest: Path, tree: str = "hip") -> SyncCounts:
                     removed += 1
             if relative != "." and not os.listdir(folder):
                 os.rmdir(folder)
-        for path, sha in wanted.items():
+        now = _now(mark)
+        for path, data in wanted.items():
             target = dest / path
             try:
-                if digest(target.read_bytes()) == sha:
-                    kept += 1
-                    continue
+                with open(target, "rb") as file:
+                    if file.read() == data:
+                        kept += 1
+                        if os.fstat(file.fileno()).st_mtime_ns > now:
+                            os.utime(target)
+                        continue
             except FileNotFoundError:
                 pass
             except IsADirectoryError:
                 shutil.rmtree(target)
-            data = (stage.root / tree / path).read_bytes()
-            if digest(data) != sha:
-                raise EnvironmentFailure(
-                    f"{stage.root / tree / path} changed while it was in use", hint="run the build again"
-                )
             paths.write_atomic(target, data)
             written += 1
     except OSError as err:
@@ -337,3 +469,9 @@ def sync(stage: Stage, dest: Path, tree: str = "hip") -> SyncCounts:
             hint="see that it can be written and has space, or choose another with -C build-dir=DIR",
         ) from err
     return SyncCounts(written=written, kept=kept, removed=removed)
+
+
+def _now(mark: Path) -> int:
+    """The time that the file system gives to a file that is touched now."""
+    os.utime(mark)
+    return os.stat(mark).st_mtime_ns
