@@ -193,9 +193,15 @@ def _run(args: argparse.Namespace) -> int:
     for finding in ran.report.findings:
         console.note(f"rocmbuild: {finding}")
     compiled = ran.report.compiled
+    if not compiled.device_commands:
+        console.note(
+            "rocmbuild: error: no good compilation of device code was seen; a build that names its compilers by itself "
+            "must take hipcc from PATH or ROCM_HOME, or HIPCXX"
+        )
     console.note(
-        f"rocmbuild: requested {' '.join(targets.names)} ({targets.source}); compiled {' '.join(compiled.targets) or 'none'}"
-        f" in {compiled.device_commands} device commands of {compiled.commands}, {ran.failed} more ended with an error"
+        f"rocmbuild: requested {' '.join(targets.names)} ({targets.source}); "
+        f"compiled {' '.join(compiled.targets) or 'none'} in "
+        f"{compiled.device_commands} device commands of {compiled.commands}, {ran.failed} more ended with an error"
         + (f"; emitted {' '.join(ran.report.emitted) or 'none'}" if ran.report.binaries else "")
         + ("" if ran.ok else "; not good")
     )
@@ -251,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
         help="whether it runs on a card: gfx1151, gfx90a:xnack+, 'Radeon RX 9070 XT' (exit 1 if not)",
     )
 
-    run = command("run", _run, "run another build system's command with recording compilers, and judge what it compiled")
+    run = command("run", _run, "run another build system with recording compilers, and judge what it compiled")
     run.add_argument("--targets", metavar="T", help="targets, as in FREETOKEN_ROCM_ARCH")
     run.add_argument("--toolchain", metavar="NAME", help="a toolchain's name, its path or a range of versions")
     run.add_argument("--audit", action="append", metavar="GLOB", help="wheels and libraries that the command makes")

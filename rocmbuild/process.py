@@ -114,12 +114,26 @@ class Stream:
 
 
 def stream(
-    argv: Sequence[str | os.PathLike[str]], *, what: str, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    argv: Sequence[str | os.PathLike[str]],
+    *,
+    what: str,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    errors_only: bool = False,
 ) -> int:
-    """Run a program with this process's own output streams and return its exit status."""
+    """Run a program with this process's own output streams and return its exit status.
+
+    errors_only: what it prints goes to standard error, for a caller whose standard output is a result.
+    """
     words = tuple(os.fspath(word) for word in argv)
     try:
-        return subprocess.call(words, cwd=cwd, env=None if env is None else dict(env), stdin=subprocess.DEVNULL)
+        return subprocess.call(
+            words,
+            cwd=cwd,
+            env=None if env is None else dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=2 if errors_only else None,
+        )
     except FileNotFoundError as err:
         raise EnvironmentFailure(f"{what}: {words[0]} was not found") from err
     except PermissionError as err:
