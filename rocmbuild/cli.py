@@ -12,6 +12,7 @@ from typing import Any
 
 from rocmbuild import __version__, console
 from rocmbuild.errors import InputError, RocmbuildError
+from rocmbuild.toolchain_cli import add_commands
 
 __all__ = ["main"]
 
@@ -51,57 +52,6 @@ def _targets(args: argparse.Namespace) -> int:
         console.out_json({"targets": names})
     else:
         console.out(parsed.canonical if parsed else "unset")
-    return 0
-
-
-def _toolchain_list(args: argparse.Namespace) -> int:
-    from rocmbuild.toolchain.discover import candidates
-
-    found = candidates(os.environ)
-    chosen = next((candidate for candidate in found if candidate.toolchain), None)
-    if args.json:
-        console.out_json(
-            [
-                {
-                    "name": candidate.name,
-                    "kind": candidate.kind,
-                    "origin": candidate.origin,
-                    "prefix": str(candidate.prefix) if candidate.prefix else None,
-                    "chosen": candidate is chosen,
-                    "identity": candidate.toolchain.identity() if candidate.toolchain else None,
-                    "reasons": list(candidate.reasons),
-                }
-                for candidate in found
-            ]
-        )
-    else:
-        for candidate in found:
-            console.out(f"{'*' if candidate is chosen else ' '} {candidate.name}: {candidate.describe()}")
-    if not chosen:
-        console.note("rocmbuild: no toolchain is here; next step: rocmbuild toolchain install")
-    return 0 if chosen else 3
-
-
-def _toolchain_install(args: argparse.Namespace) -> int:
-    if args.what == "debian":
-        from rocmbuild.toolchain.install import install_debian
-
-        toolchain = install_debian(suite=args.suite)
-        result = {"name": toolchain.name, "prefix": str(toolchain.prefix), **toolchain.identity()}
-    elif args.what == "torch-sdk":
-        from rocmbuild.toolchain.torch_sdk import DEFAULT_TORCH, install_torch_sdk
-
-        sdk = install_torch_sdk(args.torch or DEFAULT_TORCH)
-        result = {"version": sdk.version, "include": str(sdk.include), "digest": sdk.digest}
-    else:
-        from rocmbuild.toolchain.runtime import install_runtime
-
-        runtime = install_runtime()
-        result = {"name": runtime.name, "prefix": str(runtime.prefix)}
-    if args.json:
-        console.out_json(result)
-    else:
-        console.out(console.table(("key", "value"), list(result.items())))
     return 0
 
 
@@ -224,13 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     targets = command("targets", _targets, "show the targets, or what a value of FREETOKEN_ROCM_ARCH means")
     targets.add_argument("spec", nargs="?", metavar="SPEC")
 
-    toolchain = commands.add_parser("toolchain", help="find or install ROCm compilers and SDKs")
-    kinds = toolchain.add_subparsers(dest="action", required=True, metavar="ACTION")
-    command("list", _toolchain_list, "every candidate, the chosen one marked, each refused one with its reason", kinds)
-    install = command("install", _toolchain_install, "install a toolchain without root, or an SDK component", kinds)
-    install.add_argument("what", nargs="?", default="debian", choices=["debian", "torch-sdk", "runtime"])
-    install.add_argument("--suite", help="Debian suite of the HIP headers and device libraries (default: the newest)")
-    install.add_argument("--torch", metavar="VERSION", help="release of torch for torch-sdk")
+    add_commands(commands, command)
 
     def project(made: argparse.ArgumentParser) -> None:
         made.add_argument("project", nargs="?", type=Path, default=Path(), metavar="PROJECT")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import Any
 __all__ = ["Progress", "note", "out", "out_json", "table", "warn"]
 
 _warned: set[str] = set()
+_BAR = 24  # characters
 
 
 def out(text: str = "") -> None:
@@ -51,7 +53,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 class Progress:
     """A progress line: rewritten in place on a terminal, one line per ended phase elsewhere.
 
-    Use as a context manager; call update(done, total, text) as often as wanted.
+    Use as a context manager; call update(done, total, text) as often as wanted, and part(done, total) for what the
+    present step has done of its own work, which a terminal shows as a bar.
     """
 
     def __init__(self, title: str, *, enabled: bool = True) -> None:
@@ -67,13 +70,23 @@ class Progress:
         """Show done of total, with what is being worked on."""
         share = f"{done}/{total}" if total else f"{done}"
         self._last = f"{self._title} {share} {text}".rstrip()
+        self._show(self._last)
+
+    def part(self, done: int, total: int) -> None:
+        """Show how many bytes of the present step are done."""
+        if self._live and total:
+            full = _BAR * done // total
+            bar = "#" * full + "." * (_BAR - full)
+            self._show(f"[{bar}] {done / 1e6:.1f}/{total / 1e6:.1f} MB {self._last}")
+
+    def _show(self, text: str) -> None:
         if self._live:
-            print(f"\r\x1b[K{self._last[:100]}", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-        elif self._enabled and self._last and kind is None:
+        if self._enabled and self._last and kind is None:
             note(self._last)

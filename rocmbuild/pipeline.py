@@ -258,6 +258,7 @@ def prepare(config: Config, environ: Mapping[str, str]) -> Prepared:
             host_link_flags=host.link_flags(),
             nvcc=nvcc,
             prefix_maps=prefix_maps(build_dir, toolchain, torch_include),
+            uncompilable=_uncompilable(toolchain, targets),
         ),
     )
     return Prepared(
@@ -270,6 +271,15 @@ def prepare(config: Config, environ: Mapping[str, str]) -> Prepared:
         stage=stage,
         plan=plan,
     )
+
+
+def _uncompilable(toolchain: Toolchain | None, targets: TargetSet | None) -> tuple[tuple[str, str], ...]:
+    """The targets that the toolchain cannot compile: asked of it for generic ones, which old ones do not know."""
+    if toolchain is None or targets is None or not targets.generics:
+        return ()
+    from rocmbuild.toolchain.probe import uncompilable
+
+    return uncompilable(toolchain, targets.generics)
 
 
 def _write(path: Path, data: bytes) -> None:

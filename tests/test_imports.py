@@ -17,7 +17,7 @@ LAYERS = [
     {"build"},
     {"running", "wrapped"},
     {"pipeline"},
-    {"build_meta"},
+    {"build_meta", "toolchain_cli"},
     {"cli"},
     {"__main__"},
 ]

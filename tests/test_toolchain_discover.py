@@ -14,8 +14,9 @@ import pytest
 from conftest import require
 
 from rocmbuild.errors import EnvironmentFailure, InputError
-from rocmbuild.toolchain import discover
-from rocmbuild.toolchain.discover import candidates, find_toolchain, inspect_prefix, toolchains_dir
+from rocmbuild.toolchain import layouts
+from rocmbuild.toolchain.discover import candidates, find_toolchain, toolchains_dir
+from rocmbuild.toolchain.layouts import inspect_prefix
 from rocmbuild.toolchain.model import Toolchain
 
 KERNEL = """#include <hip/hip_runtime.h>
@@ -323,7 +324,7 @@ def test_a_warm_search_is_cheap_and_runs_nothing(real: Toolchain, monkeypatch: p
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(discover, "run", refuse)
+    monkeypatch.setattr(layouts, "run", refuse)
     best = 9.9
     for _ in range(5):
         started = time.perf_counter()
@@ -338,8 +339,8 @@ def test_a_compiler_is_asked_once(
     prefix = debian_multiarch(tmp_path / "rocm", real)
     first = find_toolchain(spec=str(prefix), environ={})
     asked = []
-    genuine = discover.run
-    monkeypatch.setattr(discover, "run", lambda *a, **k: asked.append(a) or genuine(*a, **k))
+    genuine = layouts.run
+    monkeypatch.setattr(layouts, "run", lambda *a, **k: asked.append(a) or genuine(*a, **k))
     assert find_toolchain(spec=str(prefix), environ={}) == first
     assert asked == []
     with_old_compiler(prefix)  # another file: another answer

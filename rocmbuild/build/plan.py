@@ -99,7 +99,8 @@ class PlanInput:
     """What a plan is made from, beside the configuration.
 
     cxx: the C++ compiler of host code. host_sources, host_flags, host_link_flags: those of the CPU executor,
-    its folders copied below support/. torch_include: folders of the torch SDK's headers.
+    its folders copied below support/. torch_include: folders of the torch SDK's headers. uncompilable: targets that
+    the toolchain was seen to refuse, each with the reason.
     """
 
     stage: Stage
@@ -112,6 +113,7 @@ class PlanInput:
     host_link_flags: tuple[str, ...] = ()
     nvcc: str = ""
     prefix_maps: tuple[tuple[str, str], ...] = ()
+    uncompilable: tuple[tuple[str, str], ...] = ()
 
 
 def library_path(extension: str, platform: str) -> str:
@@ -125,6 +127,9 @@ def make_plan(config: Config, given: PlanInput) -> BuildPlan:
     Raises InputError for an extension without a source, a platform without what it needs, a target that
     the toolchain cannot compile.
     """
+    if given.uncompilable:
+        told = [f"{target} cannot be compiled by {_name(given)}: {reason}" for target, reason in given.uncompilable]
+        raise InputError(joined(told), hint="`rocmbuild toolchain probe` shows what it compiles")
     faults = [
         f'tool.rocmbuild.extensions {extension.name!r}: torch = "full" is not built declaratively; '
         "wanted stable or none, or a setup.py of the project's own"
@@ -149,6 +154,10 @@ def make_plan(config: Config, given: PlanInput) -> BuildPlan:
     if faults:
         raise InputError(joined(faults), hint="correct [[tool.rocmbuild.extensions]] in pyproject.toml")
     return BuildPlan(edges=tuple(edges), libraries=tuple(libraries))
+
+
+def _name(given: PlanInput) -> str:
+    return f"the toolchain {given.toolchain.name}" if given.toolchain else "this toolchain"
 
 
 class _Maker:

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rocmbuild.errors import EnvironmentFailure
 from rocmbuild.process import Completed, run
+from rocmbuild.toolchain.store import sha256_of
 
 __all__ = [
     "Apt",
+    "Archive",
     "Available",
     "Dependency",
     "Package",
@@ -81,7 +85,19 @@ class Package:
     version: str
     suite: str
     file: Path
+    size: int
+    sha256: str
     depends: tuple[tuple[Dependency, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """A package's file as the signed lists describe it."""
+
+    package: Available
+    file: str
+    size: int
+    sha256: str
 
 
 def codename_of(os_release: str) -> str:
@@ -303,18 +319,65 @@ class Apt:
                     found[parts[0]].append(Available(name=parts[0], version=parts[1], suite=suite))
         return {name: tuple(versions) for name, versions in found.items()}
 
-    def download(self, wanted: Sequence[Available], into: Path) -> tuple[Package, ...]:
-        """Fetch packages, digests checked by apt, and read what each depends on."""
-        into.mkdir(parents=True, exist_ok=True)
+    def archives(self, wanted: Sequence[Available]) -> tuple[Archive, ...]:
+        """File name, size and digest of each package, from the lists; nothing is fetched."""
+        if not wanted:
+            return ()
         words = [f"{package.name}={package.version}" for package in wanted]
-        done = self._run(["apt-get", "-q", "download", *words], what="downloading packages", check=False, cwd=into)
-        faults = _faults(done)
-        if done.returncode != 0:
+        done = self._run(["apt-get", "-q", "download", "--print-uris", *words], what="looking for packages")
+        found = {}
+        for line in done.stdout.splitlines():
+            match = re.fullmatch(r"'[^']*' (\S+) (\d+) SHA256:([0-9a-f]{64})", line.strip())
+            if match:
+                found[match.group(1).split("_", 1)[0]] = match.groups()
+        absent = [f"{package.name} {package.version}" for package in wanted if package.name not in found]
+        if absent:
             raise EnvironmentFailure(
-                "packages could not be downloaded:\n" + "\n".join(f"  {fault}" for fault in faults or [done.output]),
-                hint=_REACH,
+                f"the package lists give no SHA-256 digest for {', '.join(absent)}, so they cannot be checked"
             )
-        return tuple(_read(package, into) for package in wanted)
+        return tuple(
+            Archive(package=package, file=file, size=int(size), sha256=sha256)
+            for package in wanted
+            for file, size, sha256 in [found[package.name]]
+        )
+
+    def download(
+        self, wanted: Sequence[Available], into: Path, *, report: Callable[[int, int], None] | None = None
+    ) -> tuple[Package, ...]:
+        """Fetch packages, digests checked, and read what each depends on.
+
+        Files that an earlier call left in `into` are used again when their digests are right. report: called with the
+        bytes that are there and those wanted.
+        """
+        into.mkdir(parents=True, exist_ok=True)
+        archives = self.archives(wanted)
+        total = sum(archive.size for archive in archives)
+        missing = [archive.package for archive in archives if not _holds(into, archive)]
+        if missing:
+            words = [f"{package.name}={package.version}" for package in missing]
+
+            def present() -> None:
+                if report is not None:
+                    sizes = (_size(into / archive.file) for archive in archives)
+                    report(min(sum(sizes), total), total)
+
+            with _every(0.2, present):
+                done = self._run(
+                    ["apt-get", "-q", "download", *words], what="downloading packages", check=False, cwd=into
+                )
+            faults = _faults(done)
+            if done.returncode != 0:
+                raise EnvironmentFailure(
+                    "packages could not be downloaded:\n"
+                    + "\n".join(f"  {fault}" for fault in faults or [done.output]),
+                    hint=_REACH,
+                )
+        if report is not None:
+            report(total, total)
+        wrong = [archive.file for archive in archives if not _holds(into, archive)]
+        if wrong:
+            raise EnvironmentFailure(f"downloaded, but not with the digests of the package lists: {', '.join(wrong)}")
+        return tuple(_read(archive, into) for archive in archives)
 
     def _run(self, argv: Sequence[str], *, what: str, check: bool = True, cwd: Path | None = None) -> Completed:
         return run(argv, what=what, cwd=cwd, env=self._environ, check=check, error=EnvironmentFailure, hint=_NO_APT)
@@ -340,15 +403,47 @@ def _faults(done: Completed) -> list[str]:
     return list(dict.fromkeys(named or lines))
 
 
-def _read(package: Available, folder: Path) -> Package:
-    file = folder / f"{package.name}_{package.version.replace(':', '%3a')}_{_ARCHITECTURE}.deb"
-    if not file.is_file():
-        file = file.with_name(file.name.replace(f"_{_ARCHITECTURE}.deb", "_all.deb"))
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _holds(folder: Path, archive: Archive) -> bool:
+    """Whether a package's file is there, whole and unchanged."""
+    path = folder / archive.file
+    return _size(path) == archive.size and sha256_of(path) == archive.sha256
+
+
+@contextmanager
+def _every(seconds: float, act: Callable[[], None]) -> Iterator[None]:
+    """Call act now and then while the body runs."""
+    ended = threading.Event()
+
+    def loop() -> None:
+        while not ended.wait(seconds):
+            act()
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _read(archive: Archive, folder: Path) -> Package:
+    file = folder / archive.file
     done = run(["dpkg-deb", "-f", file, "Depends"], what=f"reading {file.name}", error=EnvironmentFailure, hint=_NO_APT)
+    package = archive.package
     return Package(
         name=package.name,
         version=package.version,
         suite=package.suite,
         file=file,
+        size=archive.size,
+        sha256=archive.sha256,
         depends=parse_depends(done.stdout),
     )

@@ -11,7 +11,15 @@ from typing import Any
 
 from rocmbuild.errors import EnvironmentFailure
 
-__all__ = ["Dynamic", "newest_defined", "read_dynamic", "runpath_to_rpath", "shorten_soname"]
+__all__ = [
+    "Code",
+    "Dynamic",
+    "newest_defined",
+    "read_code_object",
+    "read_dynamic",
+    "runpath_to_rpath",
+    "shorten_soname",
+]
 
 _DT_RPATH = 15
 _ENTRY = 16  # bytes of one dynamic entry in a 64-bit file: tag, value
@@ -124,3 +132,40 @@ def _offset_of_tag(path: Path, wanted: str) -> int | None:
             if tag.entry.d_tag == wanted:
                 return int(section["sh_offset"]) + index * _ENTRY
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """What a code object says of itself. version: of its format (5, 6); waves: the widths of its kernels, each once."""
+
+    target: str
+    version: int
+    waves: tuple[int, ...]
+
+
+def read_code_object(path: Path) -> Code:
+    """Read AMDGPU's metadata note (AMDGPUUsage, "Code Object Metadata"). Raises EnvironmentFailure.
+
+    For one's own small probes; rocmbuild.audit reads those of others.
+    """
+    import msgpack  # cold start: probes alone
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
+    try:
+        with path.open("rb") as file:
+            elf = ELFFile(file)
+            file.seek(8)
+            abi = file.read(1)[0]  # e_ident[EI_ABIVERSION]: 2 is version 4, and so on
+            section: Any = elf.get_section_by_name(".note")
+            data = section.data() if section is not None else b""
+        size, length = struct.unpack_from("<II", data)
+        start = 12 + (size + 3) // 4 * 4
+        value = msgpack.unpackb(data[start : start + length], strict_map_key=False)
+        kernels = value["amdhsa.kernels"]
+        waves = tuple(sorted({int(kernel[".wavefront_size"]) for kernel in kernels}))
+        target = str(value["amdhsa.target"]).rsplit("-", 1)[-1]
+        generic = re.search(r"--(gfx[0-9a-z-]+)$", str(value["amdhsa.target"]))
+    except (OSError, ELFError, struct.error, KeyError, TypeError, ValueError, IndexError) as err:
+        raise EnvironmentFailure(f"{path.name}: not a code object with AMDGPU's metadata ({err})") from err
+    return Code(target=generic.group(1) if generic else target, version=abi + 2, waves=waves)

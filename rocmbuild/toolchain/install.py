@@ -9,43 +9,53 @@ environment.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from rocmbuild.console import Progress
 from rocmbuild.errors import EnvironmentFailure
 from rocmbuild.process import run
 from rocmbuild.toolchain.debian import Apt, Available, Dependency, codename_of, machine_sources, plan_sources, upstream
-from rocmbuild.toolchain.discover import OLDEST_CLANG, OLDEST_HIP, inspect_prefix, managed_toolchain, toolchains_dir
-from rocmbuild.toolchain.elf import read_dynamic, runpath_to_rpath
+from rocmbuild.toolchain.discover import managed_toolchain, toolchains_dir
+from rocmbuild.toolchain.layouts import OLDEST_CLANG, OLDEST_HIP, inspect_prefix
 from rocmbuild.toolchain.model import Toolchain
-from rocmbuild.toolchain.packages import SYSTEM_LIBRARIES, Unpacked
-from rocmbuild.toolchain.store import Entry, entries, locked, publish, remove, system_errors, work
+from rocmbuild.toolchain.packages import Unpacked
+from rocmbuild.toolchain.prefix import lay_out
+from rocmbuild.toolchain.store import downloads, entries, locked, publish, system_errors, work
 
 __all__ = [
+    "EXTRAS",
+    "LAYOUT",
     "NEWER_SUITES",
     "Choice",
+    "Pin",
     "Steps",
     "choose_set",
     "install_debian",
     "listed_packages",
     "open_archive",
-    "remove_toolchain",
 ]
 
 NEWER_SUITES = ("experimental", "sid")
 """Where HIP is taken from, unless a suite is named."""
 
-_TRIPLE = "x86_64-linux-gnu"
-_TOOLS = (
-    "amdgpu-arch clang clang++ clang-cpp clang-linker-wrapper clang-offload-bundler clang-offload-packager "
-    "clang-scan-deps ld.lld lld llc llvm-addr2line llvm-ar llvm-as llvm-bcanalyzer llvm-cxxfilt llvm-dis llvm- "
-    "dwarfdump llvm-extract llvm-link llvm-mc llvm-nm llvm-objcopy llvm-objdump llvm-offload-binary llvm- "
-    "offload-wrapper llvm-profdata llvm-ranlib llvm-readelf llvm-readobj llvm-size llvm-strip llvm-symbolizer "
-    "offload-arch opt"
+LAYOUT = 2
+"""Counts up when the same packages make another prefix: what an older rocmbuild installed is then installed anew."""
+
+EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "math": (
+            *("librocthrust-dev", "librocprim-dev", "libhipcub-dev", "libhipblas-dev", "libhipblas-common-dev"),
+            *("libhipblaslt-dev", "libhipsparse-dev", "libhipsolver-dev", "librocblas-dev", "librocsolver-dev"),
+            *("librocrand-dev", "libhiprand-dev"),
+        )
+    }
 )
+"""Packages of headers by the name that asks for them; "math" is what torch's HIP headers include."""
+
 _PROBE = """#include <hip/hip_runtime.h>
 #include <hip/hip_bf16.h>
 #include <hip/hip_fp16.h>
@@ -63,6 +73,14 @@ class Choice:
     compiler: Available
     hip: Available
     device_libs: Available
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """What a lock file fixes. packages: SHA-256 of each package's file by (name, version); release: the codename."""
+
+    release: str
+    packages: Mapping[tuple[str, str], str]
 
 
 def choose_set(
@@ -100,30 +118,39 @@ def choose_set(
     return max(fitting, key=lambda pair: pair[0])[1]
 
 
-def install_debian(suite: str | None = None, *, force: bool = False, quiet: bool = False) -> Toolchain:
+def install_debian(
+    suite: str | None = None,
+    *,
+    extras: Sequence[str] = (),
+    force: bool = False,
+    quiet: bool = False,
+    pin: Pin | None = None,
+) -> Toolchain:
     """Install a toolchain from Debian packages into the managed store, or return the one that is there.
 
-    suite: take HIP from this suite alone. force: look at the archive again and install what it has now. The folder
-    appears whole or not at all; processes that install at once do it once. Raises EnvironmentFailure.
+    suite: take HIP from this suite alone. extras: names of EXTRAS. force: look at the archive again and install what it
+    has now. pin: these very packages and no others. The folder appears whole or not at all; processes that install at
+    once do it once; what a killed one had fetched is not fetched again. Raises EnvironmentFailure.
     """
-    request = {"provider": "debian", "suite": suite}
-    present = None if force else _present(request)
+    request = {"provider": "debian", "suite": suite, "extras": sorted(extras), "layout": LAYOUT}
+    present = None if force else _present(request, pin)
     if present is not None:
         return present
     store = toolchains_dir()
-    with locked(store, what="installing a toolchain"), system_errors("installing a toolchain"):
-        present = None if force else _present(request)  # another process may have done it while this one waited
+    what = "installing a toolchain"
+    with locked(store, what=what), system_errors(what):
+        present = None if force else _present(request, pin)  # another process may have done it while this one waited
         if present is not None:
             return present
-        with work(store) as folder, Progress("toolchain", enabled=not quiet) as progress:
-            steps = Steps(progress)
-            entry = _build(store, folder, request, steps)
+        with (
+            downloads(store) as fetched,
+            work(store) as folder,
+            Progress("toolchain", enabled=not quiet) as progress,
+        ):
+            tree, name, facts = _build(folder, fetched, request, Steps(progress), pin)
+            progress.update(0, 0, f"installing {name}")
+            entry = publish(store, tree, name=name, kind="toolchain", facts=facts)
     return managed_toolchain(entry)
-
-
-def remove_toolchain(name: str) -> None:
-    """Take a managed toolchain away. Raises InputError for an unknown name."""
-    remove(toolchains_dir(), name)
 
 
 class Steps:
@@ -137,65 +164,131 @@ class Steps:
         self._done += 1
         self._progress.update(self._done, 0, text)
 
+    def part(self, done: int, total: int) -> None:
+        """Bytes of the present step."""
+        self._progress.part(done, total)
 
-def _present(request: Mapping[str, str | None]) -> Toolchain | None:
+
+def _present(request: Mapping[str, Any], pin: Pin | None) -> Toolchain | None:
+    """An entry that answers a request: the same suite and layout, and at least the extras; for a pin the very set."""
     for entry in entries(toolchains_dir()):
-        if entry.kind == "toolchain" and entry.facts.get("request") == dict(request):
+        made = entry.facts.get("request")
+        if entry.kind != "toolchain" or not isinstance(made, dict):
+            continue
+        if any(made.get(key) != request[key] for key in ("provider", "suite", "layout")):
+            continue
+        if not set(request["extras"]) <= set(made.get("extras", ())):
+            continue
+        digests = {package["sha256"] for package in entry.facts.get("packages", ())}
+        if pin is None or digests == set(pin.packages.values()):
             return managed_toolchain(entry)
     return None
 
 
-def open_archive(folder: Path, newer: Sequence[str], report: Callable[[str], None]) -> Apt:
+class _PinnedApt(Apt):
+    """The archive as if it had nothing but the packages of a pin."""
+
+    pin: Pin
+
+    def available(self, names: Sequence[str]) -> dict[str, tuple[Available, ...]]:
+        return {
+            name: tuple(package for package in offered if (name, package.version) in self.pin.packages)
+            for name, offered in super().available(names).items()
+        }
+
+    def check(self) -> None:
+        """Raises EnvironmentFailure that names what the repository no longer has, or has with other contents."""
+        offered = super().available([name for name, _ in self.pin.packages])
+        gone = []
+        for (name, version), sha256 in self.pin.packages.items():
+            same = [package for package in offered[name] if package.version == version]
+            if not same:
+                now = ", ".join(f"{package.version} ({package.suite})" for package in offered[name]) or "none"
+                gone.append(f"{name} {version}: not there any more; it has {now}")
+            elif (archive := self.archives(same[:1])[0]).sha256 != sha256:
+                gone.append(f"{name} {version}: its digest is {archive.sha256}, the lock file's {sha256}")
+        if gone:
+            listed = "".join(f"\n  - {line}" for line in gone)
+            raise EnvironmentFailure(
+                f"the repository does not have what the lock file names:{listed}",
+                hint="install what it has now and lock that (`rocmbuild toolchain install`, then `lock`), "
+                "or give apt a mirror that keeps old packages",
+            )
+
+
+def open_archive(folder: Path, newer: Sequence[str], report: Callable[[str], None], pin: Pin | None = None) -> Apt:
     """apt in folder, on this machine's mirror and keys, its lists read."""
     try:
         text = Path("/etc/os-release").read_text(encoding="utf-8")
     except OSError as err:
         raise EnvironmentFailure(f"/etc/os-release: cannot be read ({err.strerror})") from err
-    sources = plan_sources(machine_sources(), codename=codename_of(text), newer=newer)
-    apt = Apt(folder, sources)
+    codename = codename_of(text)
+    if pin is not None and pin.release != codename:
+        raise EnvironmentFailure(
+            f"the lock file was made on {pin.release}, and its compiler's packages are those of that release; "
+            f"this machine is {codename}",
+            hint="lock once for each release that builds",
+        )
+    sources = plan_sources(machine_sources(), codename=codename, newer=newer)
+    if pin is None:
+        apt = Apt(folder, sources)
+    else:
+        apt = _PinnedApt(folder, sources)
+        apt.pin = pin
     report(f"reading the package lists of {', '.join(dict.fromkeys([*sources.own, *sources.newer]))}")
     apt.update()
+    if isinstance(apt, _PinnedApt):
+        apt.check()
     return apt
 
 
-def _build(store: Path, folder: Path, request: Mapping[str, str | None], report: Callable[[str], None]) -> Entry:
+def _build(
+    folder: Path, fetched: Path, request: Mapping[str, Any], report: Steps, pin: Pin | None
+) -> tuple[Path, str, dict[str, Any]]:
+    """Make the prefix in folder, which may take what it likes there; its place, name and facts."""
     suite = request["suite"]
     newer = (suite,) if suite else NEWER_SUITES
-    apt = open_archive(folder / "apt", newer, report)
+    apt = open_archive(folder / "apt", newer, report, pin)
     choice = _choose(apt, newer)
-    unpacked = Unpacked(apt, folder / "packages", report=report)
-    unpacked.add(_seeds(apt, choice))
-    unpacked.add(_hip_library(apt, unpacked, choice))
+    math = [package for name in request["extras"] for package in _extra(apt, EXTRAS[name], choice, newer)]
+    unpacked = Unpacked(apt, folder / "packages", report=report, archives=fetched, part=report.part)
+    unpacked.add([*_seeds(apt, choice), *_hsa(apt, choice), *math])
+    unpacked.add(_libraries(apt, unpacked))
+    release = ".".join(map(str, upstream(choice.hip.version)))
     tree = folder / "tree"
-    _lay_out(unpacked, choice, apt, tree)
+    report("making one prefix of them")
+    lay_out(
+        unpacked,
+        tree,
+        llvm=choice.llvm,
+        release=release,
+        math=[package.name for package in math],
+        choose=_own_release(apt),
+    )
     unpacked.copyrights(tree / "share/doc")
     report("compiling a kernel with it")
     found = inspect_prefix(tree, name="new", kind="managed", origin="install")
     if not isinstance(found, Toolchain):
         raise EnvironmentFailure(f"the packages do not make a whole toolchain: {'; '.join(found)}")
     _try(found, folder)
-    release = ".".join(map(str, upstream(choice.hip.version)))
     facts = {
         "request": dict(request),
         "hip_version": found.hip_version,
         "clang_version": found.clang_version,
         "rocm_release": release,
+        "release": codename_of(Path("/etc/os-release").read_text(encoding="utf-8")),
         "packages": listed_packages(unpacked),
+        "download_bytes": sum(package.size for package in unpacked.packages.values()),
         "paths": _paths(found, tree),
     }
-    name = f"debian-{release}-llvm{choice.llvm}"
-    if suite:
-        name = f"{name}-{suite}"
-    report(f"installing {name}")
-    return publish(store, tree, name=name, kind="toolchain", facts=facts)
+    name = "-".join([f"debian-{release}-llvm{choice.llvm}", *request["extras"], *([suite] if suite else [])])
+    return tree, name, facts
 
 
 def listed_packages(unpacked: Unpacked) -> list[dict[str, str]]:
     """What was taken, for the manifest and for installing the same elsewhere."""
-    from rocmbuild.toolchain.store import sha256_of
-
     return [
-        {"name": name, "version": package.version, "suite": package.suite, "sha256": sha256_of(package.file)}
+        {"name": name, "version": package.version, "suite": package.suite, "sha256": package.sha256}
         for name, package in sorted(unpacked.packages.items())
     ]
 
@@ -227,7 +320,7 @@ def _choose(apt: Apt, newer: Sequence[str]) -> Choice:
 def _seeds(apt: Apt, choice: Choice) -> list[Available]:
     """The packages that are named; libraries follow by need. One LLVM version throughout."""
     names = [f"{stem}-{choice.llvm}" for stem in ("clang", "clang-tools", "lld", "llvm")]
-    names.append(f"libclang-common-{choice.llvm}-dev")
+    names += [f"libclang-common-{choice.llvm}-dev", f"libclang-rt-{choice.llvm}-dev"]
     offered = apt.available(names)
     seeds = [choice.hip, choice.device_libs]
     for name in names:
@@ -240,15 +333,45 @@ def _seeds(apt: Apt, choice: Choice) -> list[Available]:
     return seeds
 
 
-def _hip_library(apt: Apt, unpacked: Unpacked, choice: Choice) -> list[Available]:
-    """The HIP library that the headers belong to, for linking; nothing here runs it."""
-    depends = unpacked.packages[choice.hip.name].depends
-    names = [group[0].name for group in depends if re.fullmatch(r"libamdhip64-\d+", group[0].name)]
+def _same_release(offered: Sequence[Available], choice: Choice, newer: Sequence[str]) -> Available | None:
+    """The version that goes with the HIP that was chosen: its own suite's, of its own release before any other."""
+    within = [package for package in offered if package.suite in newer]
+    release = upstream(choice.hip.version)[:2]
+    ranked = sorted(
+        within, key=lambda p: (upstream(p.version)[:2] == release, p.suite == choice.hip.suite), reverse=True
+    )
+    return ranked[0] if ranked else None
+
+
+def _hsa(apt: Apt, choice: Choice) -> list[Available]:
+    """HSA's headers and CMake files, which those of HIP ask for."""
+    found = _same_release(apt.available(["libhsa-runtime-dev"])["libhsa-runtime-dev"], choice, (choice.hip.suite,))
+    return [found] if found else []
+
+
+def _extra(apt: Apt, names: Sequence[str], choice: Choice, newer: Sequence[str]) -> list[Available]:
+    offered = apt.available(names)
+    found = {name: _same_release(offered[name], choice, newer) for name in names}
+    absent = [name for name, package in found.items() if package is None]
+    if absent:
+        raise EnvironmentFailure(f"the suites {', '.join(newer)} have no {', '.join(absent)}")
+    return [package for package in found.values() if package]
+
+
+def _libraries(apt: Apt, unpacked: Unpacked) -> list[Available]:
+    """The libraries that HIP's and HSA's development packages belong to, for their names; nothing here runs them."""
+    wanted: dict[str, str] = {}
+    for owner in ("libamdhip64-dev", "libhsa-runtime-dev"):
+        package = unpacked.packages.get(owner)
+        for group in package.depends if package else ():
+            name, relation = group[0].name, group[0].relation
+            if relation == "=" and re.fullmatch(r"lib(amdhip64|hiprtc|hiprtc-builtins|hsa-runtime64).*\d", name):
+                wanted[name] = group[0].version
     return [
         package
-        for offered in apt.available(names).values()
+        for name, offered in apt.available(list(wanted)).items()
         for package in offered
-        if package.version == choice.hip.version
+        if package.version == wanted[name]
     ]
 
 
@@ -266,95 +389,6 @@ def _own_release(apt: Apt) -> Callable[[Dependency], Available | None]:
         return known[name]
 
     return choose
-
-
-def _lay_out(unpacked: Unpacked, choice: Choice, apt: Apt, tree: Path) -> None:
-    """Make a folder like /opt/rocm from the unpacked packages: what compiles, links, bundles and reads, and no more."""
-    usr = unpacked.root / "usr"
-    source = usr / f"lib/llvm-{choice.llvm}"
-    llvm = tree / "lib/llvm"
-    tools = _copy_tools(source / "bin", llvm / "bin")
-    shutil.copytree(source / "lib/clang", llvm / "lib/clang", symlinks=True)
-    owners = {**dict.fromkeys(tools, f"clang-{choice.llvm}"), **_owners(tools, choice.llvm)}
-    needed = unpacked.closure(
-        [(llvm / "bin" / tool, owner) for tool, owner in owners.items()],
-        choose=_own_release(apt),
-        provided=SYSTEM_LIBRARIES,
-    )
-    for soname, library in needed.items():
-        shutil.copy2(library, llvm / "lib" / soname)
-    for path in [*(llvm / "bin" / tool for tool in tools), *(llvm / "lib" / soname for soname in needed)]:
-        _hold_own_libraries(path)
-    _copy_hip(usr, tree)
-    _link_like_rocm(tree, choice.llvm)
-
-
-def _copy_tools(source: Path, target: Path) -> list[str]:
-    """Copy the tools that are kept, links as links; return the real files' names."""
-    target.mkdir(parents=True)
-    real = []
-    pending = _TOOLS.split()
-    done: set[str] = set()
-    while pending:
-        name = pending.pop()
-        path = source / name
-        if name in done or not path.exists():
-            continue
-        done.add(name)
-        if path.is_symlink():
-            link = path.readlink()
-            (target / name).symlink_to(link.name)
-            pending.append(link.name)
-        else:
-            shutil.copy2(path, target / name)
-            real.append(name)
-    return sorted(real)
-
-
-def _owners(tools: Sequence[str], llvm: int) -> dict[str, str]:
-    """The package of each tool, so that its libraries are looked for among that package's dependencies."""
-    stems = {"lld": f"lld-{llvm}", "clang-offload-bundler": f"clang-tools-{llvm}"}
-    return {tool: stems.get(tool, f"clang-{llvm}" if tool == "clang" else f"llvm-{llvm}") for tool in tools}
-
-
-def _hold_own_libraries(path: Path) -> None:
-    dynamic = read_dynamic(path)
-    if dynamic is not None and dynamic.runpath:
-        path.chmod(path.stat().st_mode | 0o200)
-        runpath_to_rpath(path)
-
-
-def _copy_hip(usr: Path, tree: Path) -> None:
-    shutil.copytree(usr / "include/hip", tree / "include/hip", symlinks=True)
-    version = usr / "share/hip/version"
-    if version.is_file():
-        (tree / "share/hip").mkdir(parents=True)
-        shutil.copyfile(version, tree / "share/hip/version")
-    libraries = tree / "lib" / _TRIPLE
-    libraries.mkdir(parents=True)
-    for library in sorted((usr / "lib" / _TRIPLE).glob("libamdhip64.so*")):
-        shutil.copy2(library, libraries / library.name, follow_symlinks=False)
-        (tree / "lib" / library.name).symlink_to(f"{_TRIPLE}/{library.name}")
-    cmake = usr / "lib" / _TRIPLE / "cmake"
-    for folder in sorted(cmake.glob("hip*")) if cmake.is_dir() else []:
-        shutil.copytree(folder, libraries / "cmake" / folder.name, symlinks=True)
-
-
-def _link_like_rocm(tree: Path, llvm: int) -> None:
-    """The names that tools expect below a ROCm folder."""
-    libs = tree / f"lib/llvm/lib/clang/{llvm}/amdgcn"
-    if libs.is_dir():
-        (tree / "amdgcn").symlink_to(libs.relative_to(tree))
-    (tree / "llvm").symlink_to("lib/llvm")
-    binaries = tree / "bin"
-    binaries.mkdir()
-    for path in sorted((tree / "lib/llvm/bin").iterdir()):
-        (binaries / path.name).symlink_to(f"../lib/llvm/bin/{path.name}")
-    for name in ("clang", "clang++"):
-        (binaries / f"amd{name}").symlink_to(f"../lib/llvm/bin/{name}")
-    hipcc = binaries / "hipcc"
-    hipcc.write_bytes(Path(__file__).with_name("hipcc.in").read_bytes())
-    hipcc.chmod(0o755)
 
 
 def _try(toolchain: Toolchain, folder: Path) -> None:

@@ -36,12 +36,22 @@ _ROUNDS = 12
 class Unpacked:
     """Packages downloaded and unpacked into one folder, more of them as libraries turn out to be needed."""
 
-    def __init__(self, apt: Apt, folder: Path, *, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        apt: Apt,
+        folder: Path,
+        *,
+        report: Callable[[str], None],
+        archives: Path | None = None,
+        part: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """archives: where downloads are kept (default: in folder). part: told the bytes of a download, done and all."""
         self.root = folder.resolve() / "root"
         self.packages: dict[str, Package] = {}
         self._apt = apt
-        self._archives = folder / "archives"
+        self._archives = archives or folder / "archives"
         self._report = report
+        self._part = part
         self._owner: dict[str, str] = {}
         self._files: dict[str, tuple[Path, ...]] = {}
         self.root.mkdir(parents=True, exist_ok=True)
@@ -52,7 +62,7 @@ class Unpacked:
         if not new:
             return
         self._report(f"downloading {', '.join(package.name for package in new)}")
-        for package in self._apt.download(new, self._archives):
+        for package in self._apt.download(new, self._archives, report=self._part):
             what = f"unpacking {package.name} {package.version}"
             self._report(what)
             done = run(["dpkg-deb", "-X", package.file, self.root], what=what, error=EnvironmentFailure)
@@ -78,7 +88,7 @@ class Unpacked:
         files: Iterable[tuple[Path, str]],
         *,
         choose: Callable[[Dependency], Available | None],
-        provided: frozenset[str] = frozenset(),
+        provided: Callable[[str], bool] = lambda soname: False,
     ) -> dict[str, Path]:
         """Every library that files need, by SONAME, theirs included, minus those provided.
 
@@ -95,7 +105,7 @@ class Unpacked:
                 path, owner = pending.pop()
                 dynamic = read_dynamic(path)
                 for soname in dynamic.needed if dynamic else ():
-                    if soname in provided or soname in found:
+                    if soname in found or provided(soname):
                         continue
                     library = self.library(soname)
                     if library is None:

@@ -22,7 +22,7 @@ from rocmbuild.toolchain.debian import Apt, Available, Dependency, upstream
 from rocmbuild.toolchain.elf import newest_defined, read_dynamic, shorten_soname
 from rocmbuild.toolchain.install import NEWER_SUITES, Steps, listed_packages, open_archive
 from rocmbuild.toolchain.packages import SYSTEM_LIBRARIES, Unpacked, satisfies
-from rocmbuild.toolchain.store import Entry, entries, locked, publish, remove, system_errors, work
+from rocmbuild.toolchain.store import Entry, downloads, entries, locked, publish, remove, system_errors, work
 
 __all__ = ["Runtime", "find_runtime", "install_runtime", "remove_runtime", "runtimes_dir"]
 
@@ -116,8 +116,12 @@ def install_runtime(suite: str | None = None, *, force: bool = False, quiet: boo
         present = None if force else _present(request)
         if present is not None:
             return present
-        with work(store) as folder, Progress("HIP runtime", enabled=not quiet) as progress:
-            return runtime_of(_build(store, folder, request, Steps(progress)))
+        with (
+            downloads(store) as fetched,
+            work(store) as folder,
+            Progress("HIP runtime", enabled=not quiet) as progress,
+        ):
+            return runtime_of(_build(store, folder, fetched, request, Steps(progress)))
 
 
 def remove_runtime(name: str) -> None:
@@ -132,11 +136,11 @@ def _present(request: Mapping[str, str | None]) -> Runtime | None:
     return None
 
 
-def _build(store: Path, folder: Path, request: Mapping[str, str | None], report: Callable[[str], None]) -> Entry:
+def _build(store: Path, folder: Path, fetched: Path, request: Mapping[str, str | None], report: Steps) -> Entry:
     suite = request["suite"]
     newer = (suite,) if suite else NEWER_SUITES
     apt = open_archive(folder / "apt", newer, report)
-    unpacked = Unpacked(apt, folder / "packages", report=report)
+    unpacked = Unpacked(apt, folder / "packages", report=report, archives=fetched, part=report.part)
     choose = _oldest_that_does(apt, newer)
     hip = _newest_hip(apt, newer)
     unpacked.add([hip])

@@ -3,7 +3,7 @@
 A store is a folder (`data_dir()/toolchains`, `torch-sdk`, `runtimes`); an entry is a folder in it with `manifest.json`
 (what it is, small enough to read at every start), `files.sha256` (one line per file, as `sha256sum -c` reads it) and
 the files. All writing happens under one lock per store, in `.work` beside the entries, and ends in a rename. A killed
-install leaves only `.work`, which the next one wipes.
+install leaves only `.work`, which the next one wipes, and `.downloads`, from which it goes on.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from rocmbuild.errors import EnvironmentFailure, InputError
 __all__ = [
     "Entry",
     "digest_of",
+    "downloads",
     "entries",
     "locked",
     "publish",
@@ -40,7 +41,11 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 FILES = "files.sha256"
 _WORK = ".work"
+_DOWNLOADS = ".downloads"
 _LOCK = ".lock"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_SPACE = "free some space, or set ROCMBUILD_DATA_DIR to a folder on another disk"
+_ELSEWHERE = "set ROCMBUILD_DATA_DIR to a folder that can be written"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +66,13 @@ def system_errors(what: str) -> Iterator[None]:
         yield
     except OSError as err:
         where = err.filename if err.filename is not None else "a file"
-        hints = {
-            errno.ENOSPC: "free some space, or set ROCMBUILD_DATA_DIR to a folder on another disk",
-            errno.EDQUOT: "free some space, or set ROCMBUILD_DATA_DIR to a folder on another disk",
-            errno.EROFS: "set ROCMBUILD_DATA_DIR to a folder that can be written",
-            errno.EACCES: "set ROCMBUILD_DATA_DIR to a folder that can be written",
-        }
         reason = err.strerror or type(err).__name__
-        raise EnvironmentFailure(f"{what}: {where}: {reason}", hint=hints.get(err.errno or 0, "")) from err
+        hint = _SPACE if _no_space(err) else _ELSEWHERE if err.errno in (errno.EROFS, errno.EACCES) else ""
+        raise EnvironmentFailure(f"{what}: {where}: {reason}", hint=hint) from err
+    except EnvironmentFailure as err:
+        if err.hint != _SPACE and _no_space(err):
+            raise EnvironmentFailure(f"{what}: {err.message}", hint=_SPACE) from err
+        raise
 
 
 @contextmanager
@@ -100,6 +104,30 @@ def work(store: Path) -> Iterator[Path]:
         yield folder
     finally:
         _wipe(folder)
+
+
+@contextmanager
+def downloads(store: Path) -> Iterator[Path]:
+    """A folder for what is fetched, which outlives a kill and a broken network: the next install goes on from there.
+
+    It goes when the body ends well, and when the disk is full. Only under the lock.
+    """
+    folder = store / _DOWNLOADS
+    folder.mkdir(exist_ok=True)
+    try:
+        yield folder
+    except (OSError, EnvironmentFailure) as err:
+        if _no_space(err) or not any(folder.iterdir()):
+            _wipe(folder)
+        raise
+    _wipe(folder)
+
+
+def _no_space(err: OSError | EnvironmentFailure) -> bool:
+    """Whether the disk is full, said by the system to this process or to a program that it ran."""
+    if isinstance(err, OSError):
+        return err.errno in _FULL
+    return any(os.strerror(code) in err.message for code in _FULL) or "enough free space" in err.message
 
 
 def publish(store: Path, folder: Path, *, name: str, kind: str, facts: Mapping[str, Any]) -> Entry:

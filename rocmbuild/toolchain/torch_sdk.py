@@ -26,7 +26,15 @@ from rocmbuild.paths import cache_dir, data_dir, write_atomic
 from rocmbuild.process import run
 from rocmbuild.toolchain.store import Entry, digest_of, entries, locked, publish, remove, system_errors, work
 
-__all__ = ["DEFAULT_TORCH", "TorchSdk", "find_torch_sdk", "install_torch_sdk", "remove_torch_sdk", "torch_sdks_dir"]
+__all__ = [
+    "DEFAULT_TORCH",
+    "TorchSdk",
+    "find_torch_sdk",
+    "install_torch_sdk",
+    "pip_command",
+    "remove_torch_sdk",
+    "torch_sdks_dir",
+]
 
 DEFAULT_TORCH = "2.13.0"
 OLDEST_TORCH = "2.10"
@@ -213,7 +221,7 @@ def _download(public: str, local: str | None, folder: Path, progress: Progress) 
     for index, build in enumerate(builds):
         progress.update(index + 1, 4, f"pip download torch=={build}")
         command = [
-            *_pip(),
+            *pip_command(),
             "download",
             "--quiet",
             "--no-deps",
@@ -230,7 +238,7 @@ def _download(public: str, local: str | None, folder: Path, progress: Progress) 
     raise EnvironmentFailure(f"pip found no wheel of torch {public}:\n{failures[-1]}", hint=hint)
 
 
-def _pip() -> list[str]:
+def pip_command() -> list[str]:
     """A pip to run: this interpreter's, one on PATH, or the copy that Python carries."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
