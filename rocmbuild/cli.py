@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rocmbuild import __version__, console
+from rocmbuild import __version__, console, staging_cli
 from rocmbuild.errors import InputError, RocmbuildError
 from rocmbuild.toolchain_cli import add_commands
 
@@ -52,23 +52,6 @@ def _targets(args: argparse.Namespace) -> int:
         console.out_json({"targets": names})
     else:
         console.out(parsed.canonical if parsed else "unset")
-    return 0
-
-
-def _stage(args: argparse.Namespace) -> int:
-    from rocmbuild import pipeline
-    from rocmbuild.config import load_config
-
-    config = load_config(args.project, settings=_settings(args), environ=os.environ)
-    stage = pipeline.stage_project(config, os.environ)
-    if args.json:
-        console.out_json({**stage.report(), "entry": str(stage.entry)})
-        return 0
-    rows = [(file.source, file.output, file.status, file.launches, file.leftovers) for file in stage.files]
-    console.out(console.table(("source", "staged as", "status", "launches", "left"), rows))
-    for finding in stage.findings:
-        console.note(str(finding))
-    console.out(f"\n{stage.key}  {stage.entry}")
     return 0
 
 
@@ -181,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("--targets", metavar="T", help="targets, as in FREETOKEN_ROCM_ARCH")
         made.add_argument("-C", dest="setting", action="append", metavar="KEY=VALUE", help="a config setting")
 
-    project(command("stage", _stage, "copy and HIPify a project's sources, and say what came of each"))
+    staging_cli.add_commands(commands, command, project, _settings)
 
     build = command("build", _build, "build the wheel of a project, and audit it")
     project(build)

@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 PLATFORMS = ("rocm", "host", "cuda")
+HIPIFY_ENGINES = ("auto", "torch", "hipify_torch")
 TORCH_MODES = ("stable", "full", "none")
 
 Torch = Literal["stable", "full", "none"]
@@ -91,6 +92,8 @@ class Config:
     cuda_archs: tuple[str, ...]
     sources: Mapping[str, str]
     warnings: tuple[str, ...]
+    hipify_engine: str = "auto"
+    hipify_allow: tuple[str, ...] = ()
 
 
 Check = Callable[[object, str, list[str]], Any]
@@ -196,6 +199,14 @@ def _cuda_archs(value: object, at: str, faults: list[str]) -> tuple[str, ...]:
             _fault(faults, place, item, "a compute capability without a dot, such as 80 or 90a")
     if not chosen and value == []:
         _fault(faults, at, value, "at least one compute capability")
+    return tuple(dict.fromkeys(item for _, item in chosen))
+
+
+def _leftovers(value: object, at: str, faults: list[str]) -> tuple[str, ...]:
+    chosen = _strings(value, at, faults, "names")
+    for place, item in chosen:
+        if not re.fullmatch(r"[A-Za-z_]\w*|[\w./+-]+\.\w+", item):
+            _fault(faults, place, item, "a whole name such as cudaGraphConditionalHandleCreate, or a header's")
     return tuple(dict.fromkeys(item for _, item in chosen))
 
 
@@ -382,6 +393,19 @@ OPTIONS: tuple[Option, ...] = (
         help="compute capabilities of the platform cuda, such as 90a",
     ),
     Option(
+        name="hipify-engine",
+        check=_choice(HIPIFY_ENGINES),
+        setting="word",
+        default="auto",
+        help="whose tables HIPify goes by: torch, hipify_torch, or auto for hipify_torch where it is installed",
+    ),
+    Option(
+        name="hipify-allow",
+        check=_leftovers,
+        default=(),
+        help="CUDA names and headers that may be left over, each by its whole name",
+    ),
+    Option(
         name="allow-native",
         check=_flag,
         setting="flag",
@@ -514,6 +538,8 @@ def load_config(
         extensions=values["extensions"],
         sources=MappingProxyType(reader.sources),
         warnings=tuple(reader.warnings),
+        hipify_engine=values["hipify-engine"],
+        hipify_allow=values["hipify-allow"],
     )
 
 

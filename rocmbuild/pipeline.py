@@ -18,6 +18,7 @@ from rocmbuild.build import ninja, project, wheel
 from rocmbuild.build.plan import BuildPlan, PlanInput, make_plan, prefix_maps
 from rocmbuild.config import Config
 from rocmbuild.errors import CheckError, EnvironmentFailure, InputError
+from rocmbuild.locks import Lock
 from rocmbuild.paths import cache_dir, write_atomic
 from rocmbuild.targets import TargetSet, bridge, refuse_smuggled
 from rocmbuild.toolchain.model import Toolchain
@@ -94,16 +95,11 @@ class Built:
 @contextlib.contextmanager
 def _locked(build_dir: Path) -> Iterator[None]:
     """One build at a time in a build folder; the lock is the operating system's and ends with its holder."""
-    from filelock import FileLock, Timeout
-
     try:
-        build_dir.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(build_dir / ".lock")
-        try:
-            lock.acquire(timeout=0.5)
-        except Timeout:
-            console.note(f"rocmbuild: waiting for another build in {build_dir}")
-            lock.acquire()
+        lock = Lock.acquire(
+            build_dir / ".lock",
+            waiting=lambda: console.note(f"rocmbuild: waiting for another build in {build_dir}"),
+        )
     except OSError as err:
         raise EnvironmentFailure(
             f"build-dir {build_dir}: cannot be written ({err.strerror})", hint="name another one: -C build-dir=DIR"
@@ -208,7 +204,7 @@ def _globs(config: Config) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(sources)), list(dict.fromkeys(folders))
 
 
-def _stage(config: Config, toolchain: Toolchain | None, torch_sdk: TorchSdk) -> Stage:
+def _stage(config: Config, toolchain: Toolchain | None, torch_sdk: TorchSdk, *, strict: bool = True) -> Stage:
     from rocmbuild.staging.stage import make_stage
 
     globs, include_dirs = _globs(config)
@@ -218,13 +214,32 @@ def _stage(config: Config, toolchain: Toolchain | None, torch_sdk: TorchSdk) -> 
         include_dirs=include_dirs,
         engine=torch_sdk,
         hip_version=toolchain.hip_version if toolchain else "none",
+        hipify_engine=config.hipify_engine,
+        defines=_common_defines(config),
+        allow=config.hipify_allow,
         cache=cache_dir() / "stages",
+        strict=strict,
     )
 
 
-def stage_project(config: Config, environ: Mapping[str, str]) -> Stage:
-    """Copy and HIPify the sources of a project, and do no more."""
-    return _stage(config, _toolchain(config, environ), _torch_sdk(config))
+def _common_defines(config: Config) -> dict[str, str]:
+    """The macros that every extension is given with the same value: a stage serves all of them."""
+    given = [dict(extension.defines) for extension in config.extensions]
+    return {name: value for name, value in given[0].items() if all(other.get(name) == value for other in given[1:])}
+
+
+def stage_project(config: Config, environ: Mapping[str, str], *, strict: bool = True, build: bool = True) -> Stage:
+    """Copy and HIPify the sources of a project, and do no more.
+
+    strict: errors among the findings are raised. build=False: for the findings alone, which need no toolchain.
+    """
+    try:
+        toolchain = _toolchain(config, environ) if build or not config.auto_install else None
+    except EnvironmentFailure:
+        if build:
+            raise
+        toolchain = None
+    return _stage(config, toolchain, _torch_sdk(config), strict=strict)
 
 
 def prepare(config: Config, environ: Mapping[str, str]) -> Prepared:
@@ -462,8 +477,10 @@ def _build(
     build folder, below wheel/, for a look.
     """
     from rocmbuild.audit.report import audit
+    from rocmbuild.staging.upkeep import mark_build
 
     with _locked(config.build_dir):
+        mark_build(config.build_dir, config.project, editable=hook == "build_editable")
         prepared = prepare(config, environ)
         ran, record = compile_project(prepared, environ)
         targets = prepared.targets.names if prepared.targets else ()

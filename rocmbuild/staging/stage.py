@@ -26,6 +26,7 @@ from rocmbuild.staging.sources import Sources, collect, matches
 
 __all__ = [
     "FORMAT",
+    "TREES",
     "EngineSdk",
     "FindingsError",
     "Stage",
