@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rocmbuild import __version__, console, staging_cli
+from rocmbuild import __version__, audit_cli, console, staging_cli
 from rocmbuild.errors import InputError, RocmbuildError
 from rocmbuild.toolchain_cli import add_commands
 
@@ -55,14 +54,8 @@ def _targets(args: argparse.Namespace) -> int:
     return 0
 
 
-def _width() -> int:
-    """Columns of a report: those of the terminal, at least 80 and not so many that lines are lost; 100 in files."""
-    return max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
-
-
 def _build(args: argparse.Namespace) -> int:
     from rocmbuild import pipeline
-    from rocmbuild.audit.table import to_table
     from rocmbuild.config import load_config
 
     config = load_config(args.project, settings=_settings(args), environ=os.environ)
@@ -73,27 +66,9 @@ def _build(args: argparse.Namespace) -> int:
             | {"audit": built.report.to_json()}
         )
         return 0
-    console.out(to_table(built.report, _width()))
+    audit_cli.show(built.report)
     console.out(f"\n{built.path}")
     return 0
-
-
-def _audit(args: argparse.Namespace) -> int:
-    from rocmbuild.audit.meaning import card
-    from rocmbuild.audit.report import audit_paths
-    from rocmbuild.audit.table import to_table
-    from rocmbuild.targets import parse_targets
-
-    targets = parse_targets(args.targets, source="--targets") if args.targets else None
-    cards = [card(word) for given in args.cards or [] for word in given.split(",") if word.strip()]
-    paths = [path for path in args.paths if str(path) != "-"]
-    text = sys.stdin.buffer.read().decode("utf-8", "backslashreplace") if len(paths) < len(args.paths) else None
-    report = audit_paths(paths, targets=targets.names if targets else None, cards=cards, text=text)
-    if args.json:
-        console.out_json(report.to_json())
-    else:
-        console.out(to_table(report, _width()))
-    return 0 if report.ok else 1
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -172,17 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("-o", "--out", type=Path, default=Path("dist"), metavar="DIR", help="folder of the wheel (dist)")
     build.add_argument("-v", "--verbose", action="store_true", help="show the commands")
 
-    audit = command("audit", _audit, "what was asked, what was compiled, what is inside")
-    kinds_of_paths = "a wheel, a library, a record.json, compile_commands.json, the log of a build, - for one on stdin"
-    audit.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=kinds_of_paths)
-    audit.add_argument("--targets", metavar="T", help="the targets that it must have (default: those of its evidence)")
-    audit.add_argument(
-        *("--for",),
-        dest="cards",
-        action="append",
-        metavar="CARD",
-        help="whether it runs on a card: gfx1151, gfx90a:xnack+, 'Radeon RX 9070 XT' (exit 1 if not)",
-    )
+    audit_cli.add_commands(command)
 
     run = command("run", _run, "run another build system with recording compilers, and judge what it compiled")
     run.add_argument("--targets", metavar="T", help="targets, as in FREETOKEN_ROCM_ARCH")

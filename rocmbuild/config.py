@@ -5,8 +5,8 @@ FREETOKEN_ROCM_ARCH (or the variable that the project names), then pyproject.tom
 container images preset with other people's cards. A value that holds no word counts as unset. Only the value that wins
 is validated; one that it overrides gets a warning. All faults are in one InputError.
 
-OPTIONS and EXTENSION_OPTIONS describe every option: its name, check, default, help, and where it may be set.
-Validation, suggestions and the reference for readers come from them.
+OPTIONS, EXTENSION_OPTIONS and RULE_OPTIONS describe every option: its name, check, default, help, and where it may be
+set. Validation, suggestions and the reference for readers come from them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from typing import Any, Literal, cast
 
 from rocmbuild.errors import EnvironmentFailure, InputError, joined, nearest, printable, shown
 from rocmbuild.paths import cache_dir
-from rocmbuild.targets import ARCH_ENV, TORCH_ARCH_ENV, TargetSet, scan_targets, smuggled, tokens
+from rocmbuild.targets import ARCH_ENV, DECLARED, FAMILIES, TORCH_ARCH_ENV, TargetSet, scan_targets, smuggled, tokens
 
 __all__ = [
     "EXTENSION_OPTIONS",
     "OPTIONS",
     "PLATFORMS",
+    "RULE_OPTIONS",
     "TORCH_MODES",
+    "AuditRule",
     "Config",
     "Extension",
     "Option",
@@ -69,6 +71,35 @@ class Extension:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRule:
+    """What kernels must be like: [tool.rocmbuild.audit] for all of them, or one of [[tool.rocmbuild.audit.rules]].
+
+    at: its dotted name. kernels: glob patterns; a kernel is meant when one matches its demangled name, with or without
+    the parameters, or its symbol. targets: patterns of the targets that are meant, () for all. The rest limits them:
+    the targets that may be there at all, the width of a wave, whether registers may spill and scratch memory be used,
+    the most VGPRs, the fewest waves on a SIMD, patterns of instructions that must or must not occur; None or () for no
+    limit.
+    """
+
+    at: str
+    kernels: tuple[str, ...] = ("*",)
+    targets: tuple[str, ...] = ()
+    allow_targets: tuple[str, ...] = ()
+    wave: int | None = None
+    spills: bool = True
+    scratch: bool = True
+    max_vgprs: int | None = None
+    min_occupancy: int | None = None
+    require: tuple[str, ...] = ()
+    forbid: tuple[str, ...] = ()
+
+    @property
+    def looks_at_code(self) -> bool:
+        """Whether it needs a disassembly."""
+        return bool(self.require or self.forbid)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """The configuration of one build.
 
@@ -90,6 +121,7 @@ class Config:
     allow_native: bool
     extensions: tuple[Extension, ...]
     cuda_archs: tuple[str, ...]
+    audit: tuple[AuditRule, ...]
     sources: Mapping[str, str]
     warnings: tuple[str, ...]
     hipify_engine: str = "auto"
@@ -320,25 +352,11 @@ def _targets(value: object, at: str, faults: list[str]) -> str:
 
 
 def _extensions(value: object, at: str, faults: list[str]) -> tuple[Extension, ...]:
-    if not isinstance(value, list):
-        _fault(faults, at, value, f"an array of tables; write [[{at}]]")
-        return ()
     made = []
     seen: dict[str, str] = {}
-    for place, table in enumerate(value):
-        here = f"{at}[{place}]"
-        if not isinstance(table, dict):
-            _fault(faults, here, table, f"a table; write [[{at}]]")
-            continue
-        before = len(faults)
-        _unknown_keys(table, EXTENSION_OPTIONS, here, faults)
-        fields: dict[str, Any] = {}
-        for option in EXTENSION_OPTIONS:
-            if option.name in table:
-                fields[_field(option)] = option.check(table[option.name], f"{here}.{option.name}", faults)
-            elif option.required:
-                faults.append(f"{here}.{option.name}: missing; wanted {option.help}")
-        name = table.get("name")
+    before = len(faults)
+    for here, fields in _tables(value, at, faults, EXTENSION_OPTIONS):
+        name = fields.get("name")
         if isinstance(name, str):
             if name in seen:
                 faults.append(f"{here}.name: {shown(name)} is the name of {seen[name]} already")
@@ -346,6 +364,90 @@ def _extensions(value: object, at: str, faults: list[str]) -> tuple[Extension, .
         if len(faults) == before:
             made.append(Extension(**fields))
     return tuple(made)
+
+
+def _tables(value: object, at: str, faults: list[str], options: Sequence[Option]) -> list[tuple[str, dict[str, Any]]]:
+    """(dotted name, checked fields) of an array of tables."""
+    if not isinstance(value, list):
+        _fault(faults, at, value, f"an array of tables; write [[{at}]]")
+        return []
+    made = []
+    for place, table in enumerate(value):
+        here = f"{at}[{place}]"
+        if isinstance(table, dict):
+            made.append((here, _table_fields(table, here, faults, options)))
+        else:
+            _fault(faults, here, table, f"a table; write [[{at}]]")
+    return made
+
+
+def _table_fields(table: Mapping[str, object], at: str, faults: list[str], options: Sequence[Option]) -> dict[str, Any]:
+    """The checked values of a table that are there, by field."""
+    _unknown_keys(table, options, at, faults)
+    fields: dict[str, Any] = {}
+    for option in options:
+        if option.name in table:
+            fields[_field(option)] = option.check(table[option.name], f"{at}.{option.name}", faults)
+        elif option.required:
+            faults.append(f"{at}.{option.name}: missing; wanted {option.help}")
+    return fields
+
+
+def _audit_rules(value: object, at: str, faults: list[str]) -> tuple[AuditRule, ...]:
+    if not isinstance(value, dict):
+        _fault(faults, at, value, f"a table; write [{at}]")
+        return ()
+    rules = []
+    before = len(faults)
+    if "rules" in value:
+        rules = _tables(value["rules"], f"{at}.rules", faults, RULE_OPTIONS)
+    own = {key: item for key, item in value.items() if key != "rules"}
+    known = [option for option in RULE_OPTIONS if option.name not in ("kernels", "targets")]
+    fields = _table_fields(own, at, faults, known)
+    for place, found in rules:
+        if set(found) <= {"kernels", "targets"}:
+            faults.append(f"{place}: limits nothing; wanted one of {', '.join(sorted(o.name for o in known))}")
+    if len(faults) > before:
+        return ()
+    return (
+        *([AuditRule(at=at, **fields)] if fields else []),
+        *(AuditRule(at=place, **found) for place, found in rules),
+    )
+
+
+def _kernels(value: object, at: str, faults: list[str]) -> tuple[str, ...]:
+    if value == []:
+        _fault(faults, at, value, "at least one pattern")
+    return tuple(item for _, item in _strings([value] if isinstance(value, str) else value, at, faults, "patterns"))
+
+
+def _target_patterns(value: object, at: str, faults: list[str]) -> tuple[str, ...]:
+    """Targets, families and glob patterns such as gfx12*, families spelt out."""
+    found: list[str] = []
+    for place, item in _strings([value] if isinstance(value, str) else value, at, faults, "targets"):
+        word = item.strip().lower()
+        if word in FAMILIES:
+            found += FAMILIES[word]
+        elif re.fullmatch(r"gfx[0-9a-f*?\[\]-]+(?:-generic)?(?::[a-z]+[+-])*\*?", word):
+            found.append(word)
+        else:
+            _fault(faults, place, item, "a target, a family or a pattern such as gfx12*", [*DECLARED, *FAMILIES])
+    return tuple(dict.fromkeys(found))
+
+
+def _wave(value: object, at: str, faults: list[str]) -> int | None:
+    if value not in (32, 64) or isinstance(value, bool):
+        _fault(faults, at, value, "32 or 64")
+        return None
+    return int(str(value))
+
+
+def _instructions(value: object, at: str, faults: list[str]) -> tuple[str, ...]:
+    found = _strings([value] if isinstance(value, str) else value, at, faults, "instructions")
+    for place, item in found:
+        if not re.fullmatch(r"[a-z0-9_*?\[\]!-]+", item):
+            _fault(faults, place, item, "the name of an instruction or a pattern, such as v_dot4_i32_iu8 or v_*_f64*")
+    return tuple(item for _, item in found)
 
 
 # The options
@@ -450,6 +552,26 @@ OPTIONS: tuple[Option, ...] = (
         shown_default="none: the project keeps its own setup.py",
         help="the libraries to build, one table each",
     ),
+    Option(
+        name="audit",
+        check=_audit_rules,
+        default=(),
+        shown_default="no limits but the targets and 32 lanes",
+        help="what kernels must be like, for all of them; `rules` for some",
+    ),
+)
+
+RULE_OPTIONS: tuple[Option, ...] = (
+    Option(name="kernels", check=_kernels, required=True, help="patterns of kernel names, such as gguf::mul_mat*"),
+    Option(name="targets", check=_target_patterns, default=(), help="the targets that the rule is about"),
+    Option(name="allow-targets", check=_target_patterns, default=(), help="the only targets that may be there"),
+    Option(name="wave", check=_wave, help="the width of a wave, 32 or 64"),
+    Option(name="spills", check=_flag, default=True, help="whether registers may spill"),
+    Option(name="scratch", check=_flag, default=True, help="whether scratch memory may be used"),
+    Option(name="max-vgprs", check=_count, help="the most VGPRs of a lane"),
+    Option(name="min-occupancy", check=_count, help="the fewest waves that fit on a SIMD"),
+    Option(name="require", check=_instructions, default=(), help="instructions of which each must occur"),
+    Option(name="forbid", check=_instructions, default=(), help="instructions that must not occur"),
 )
 
 EXTENSION_OPTIONS: tuple[Option, ...] = (
@@ -475,9 +597,13 @@ EXTENSION_OPTIONS: tuple[Option, ...] = (
 
 
 def reference() -> str:
-    """Both tables of options as Markdown, for documentation."""
+    """The tables of options as Markdown, for documentation."""
     lines = []
-    for prefix, options in (("tool.rocmbuild.", OPTIONS), ("tool.rocmbuild.extensions[].", EXTENSION_OPTIONS)):
+    for prefix, options in (
+        ("tool.rocmbuild.", OPTIONS),
+        ("tool.rocmbuild.extensions[].", EXTENSION_OPTIONS),
+        ("tool.rocmbuild.audit.rules[].", RULE_OPTIONS),
+    ):
         lines += ["| option | in pyproject.toml | as `-C` | default | what it is |", "|---|---|---|---|---|"]
         for option in options:
             in_pyproject, as_setting = ("yes" if there else "" for there in (option.in_pyproject, option.setting))
@@ -536,6 +662,7 @@ def load_config(
         debug=values["debug"],
         allow_native=values["allow-native"],
         extensions=values["extensions"],
+        audit=values["audit"],
         sources=MappingProxyType(reader.sources),
         warnings=tuple(reader.warnings),
         hipify_engine=values["hipify-engine"],

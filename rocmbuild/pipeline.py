@@ -496,8 +496,10 @@ def _build(
             environ=environ,
             edit=(str(config.build_dir / "py"), str(config.project)) if hook == "build_editable" else None,
         )
-        if hook == "build_wheel":  # judged as it will be published, not as it lay in the build folder
-            report = audit([path], record=record, targets=targets)
+        # A wheel is judged as it will be published, not as it lay in the build folder.
+        judged = [path] if hook == "build_wheel" else libraries
+        objdump = prepared.toolchain.objdump if prepared.toolchain else None
+        report = audit(judged, record=record, targets=targets, rules=config.audit, objdump=objdump)
         if not report.ok:
             raise CheckError(
                 "the audit refuses this wheel:\n" + "\n".join(str(finding) for finding in report.findings),

@@ -17,7 +17,7 @@ LAYERS = [
     {"build"},
     {"running", "wrapped"},
     {"pipeline"},
-    {"build_meta", "staging_cli", "toolchain_cli"},
+    {"audit_cli", "build_meta", "staging_cli", "toolchain_cli"},
     {"cli"},
     {"__main__"},
 ]

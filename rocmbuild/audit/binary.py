@@ -12,7 +12,7 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -36,6 +36,7 @@ _RDC_SECTION = "__CLANG_OFFLOAD_BUNDLE__"
 _ARCHIVE, _THIN, _ZIP = b"!<arch>\n", b"!<thin>\n", b"PK\x03\x04"
 _SMALL = 1 << 21  # a wheel's members are read in pieces of 2 MiB
 _MAX_EVIDENCE = 1 << 26
+_MAX_NAMES = 1 << 22
 _TORCH_CXX = re.compile(r"_Z(?:GV|GR|T[VISTCW])?N?[VKrRO]*(?:2at|3c10|5torch|6caffe2)")
 _HIP = re.compile(r"(?:__)?hip[A-Z_]|__gpu_|amd_?comgr|hsa_")
 
@@ -140,19 +141,26 @@ class BinaryReport:
         return tuple(library for library in self.libraries if library.code_objects)
 
 
-def inspect(path: Path, *, demangle: bool = True, demanglers: Sequence[Path] = ()) -> BinaryReport:
+Look = Callable[[CodeObject, Data], None]
+
+
+def inspect(
+    path: Path, *, demangle: bool = True, demanglers: Sequence[Path] = (), look: Look | None = None
+) -> BinaryReport:
     """Look into a file. InputError where it is none of the known kinds, or is damaged (with file and offset).
 
-    demanglers: programs to make kernel names readable with, tried before c++filt on PATH.
+    demanglers: programs to make kernel names readable with, tried before c++filt on PATH. look: is shown every code
+    object with its bytes, in the order of the report, names not demangled yet.
     """
+    reader = _Reader(look)
     with open_file(path) as data:
         head = data.read(0, min(24, data.size), "magic")
         evidence = None
         wheel = head.startswith(_ZIP)
         if wheel:
-            libraries, evidence = _wheel(path)
+            libraries, evidence = reader.wheel(path)
         else:
-            libraries = tuple(_file(data, str(path), head))
+            libraries = tuple(reader.file(data, str(path), head))
             if not libraries:
                 what = "empty" if not data.size else f"it begins with {head[:8].hex(' ')}"
                 raise InputError(
@@ -164,115 +172,183 @@ def inspect(path: Path, *, demangle: bool = True, demanglers: Sequence[Path] = (
     return BinaryReport(path=str(path), wheel=wheel, libraries=libraries, evidence=evidence)
 
 
-def _file(data: Data, name: str, head: bytes, *, member: bool = False) -> Iterator[Library]:
-    """The library or libraries in one file; none where its kind is not known. member: of an archive."""
-    if head.startswith(MAGIC):
-        if is_elf64(data):
-            yield _elf(data, name)
-    elif is_bundle(head):
-        yield _library(data, name, "bundle", [data], None)
-    elif member:
-        return  # what linkers leave alone: other files, and archives inside archives
-    elif head.startswith(_ARCHIVE):
-        yield from _archive(data, name)
-    elif head.startswith(_THIN):
-        raise data.error(0, "a thin archive holds no object files itself; give the files it names")
-    elif is_bitcode(head):
-        raise data.error(0, "LLVM bitcode, not linked into a code object yet: nothing to measure")
+class _Reader:
+    """Reads libraries out of files; every code object passes through code()."""
 
+    def __init__(self, look: Look | None) -> None:
+        self.look = look
 
-def _elf(data: Data, name: str) -> Library:
-    elf = read_elf(data)
-    if elf.machine == EM_AMDGPU:
-        code = read_code_object(data, where=name)
+    def code(self, data: Data, *, bundle_id: str = "", where: str) -> CodeObject:
+        """One code object."""
+        found = read_code_object(data, bundle_id=bundle_id, where=where)
+        if self.look:
+            self.look(found, data)
+        return found
+
+    def file(self, data: Data, name: str, head: bytes, *, member: bool = False) -> Iterator[Library]:
+        """The library or libraries in one file; none where its kind is not known. member: of an archive."""
+        if head.startswith(MAGIC):
+            if is_elf64(data):
+                yield self.elf(data, name)
+        elif is_bundle(head):
+            yield self.library(data, name, "bundle", [data], None)
+        elif member:
+            return  # what linkers leave alone: other files, and archives inside archives
+        elif head.startswith(_ARCHIVE):
+            yield from self.archive(data, name)
+        elif head.startswith(_THIN):
+            raise data.error(0, "a thin archive holds no object files itself; give the files it names")
+        elif is_bitcode(head):
+            raise data.error(0, "LLVM bitcode, not linked into a code object yet: nothing to measure")
+
+    def elf(self, data: Data, name: str) -> Library:
+        elf = read_elf(data)
+        if elf.machine == EM_AMDGPU:
+            code = self.code(data, where=name)
+            return Library(
+                name=name,
+                kind="code object",
+                size=data.size,
+                bundles=(),
+                code_objects=(code,),
+                host=None,
+                findings=tuple(code_findings(code)),
+            )
+        kind: Kind = "object" if elf.type == 1 else "shared library" if elf.type == 3 else "executable"
+        host = _host_side(elf)
+        areas = [
+            elf.contents(s) for s in elf.sections if s.name.startswith((_FATBIN, _RDC_SECTION, ".llvm.offloading"))
+        ]
+        if sum(area.size for area in areas) > data.size:
+            raise data.error(0, "the sections with device code overlap: together they are larger than the file")
+        areas = [elf.contents(s) for s in elf.sections if s.name == _FATBIN]
+        library = self.library(data, name, kind, areas, host)
+        extra, codes = [], []
+        if kind != "object" and not elf.sections:
+            message = "no section headers: whether device code is in it cannot be seen"
+            extra.append(_finding("error", "no-sections", message, name))
+        elif kind != "object" and elf.section(".hipFatBinSegment") and not any(area.size for area in areas):
+            message = f"registers a fat binary, and has no section {_FATBIN} to find it in"
+            extra.append(_finding("error", "fatbin-missing", message, name))
+        for section in elf.sections:
+            if section.name.startswith(_RDC_SECTION) and "-gfx" in section.name:
+                part = elf.contents(section)
+                bundle_id = section.name.removeprefix(_RDC_SECTION)
+                code = self.code(part, bundle_id=bundle_id, where=f"{name}({bundle_id})")
+                codes.append(code)
+                extra += code_findings(code)
+        for section in elf.sections:
+            if section.name == ".llvm.offloading":
+                for image in images(elf.contents(section)):
+                    if image.target and "amdgcn" in image.triple:
+                        target = target_of_triple(f"-{image.target}")
+                        code = self.code(image.data, bundle_id=f"-{target}", where=f"{name}({target})")
+                        codes.append(code)
+                        if code.format == "elf":
+                            message = f"device code for {target} is in .llvm.offloading: its link is still to come"
+                            extra.append(_finding("error", "not-linked", message, name))
+                        extra += code_findings(code)
+        missing = [symbol for symbol in host.hip if symbol.startswith("__hip_fatbin")]
+        if missing and kind != "object":
+            message = f"will not load: undefined fat binary {missing[0]} (-fgpu-rdc objects linked without --hip-link)"
+            extra.append(_finding("error", "rdc-not-linked", message, name))
+        return replace(library, code_objects=(*library.code_objects, *codes), findings=(*library.findings, *extra))
+
+    def library(self, data: Data, name: str, kind: Kind, areas: Sequence[Data], host: HostSide | None) -> Library:
+        """The device code of some fat binaries, one bundle at a time."""
+        bundles: list[BundleInfo] = []
+        codes: list[CodeObject] = []
+        found: list[Finding] = []
+
+        def visit(entry: Entry) -> CodeObject | Finding | None:
+            if entry.kind == "host":
+                return None
+            if not entry.target.startswith("gfx"):
+                message = f"bundle entry {entry.id} is not code for an AMD processor: not looked into"
+                return _finding("warning", "entry-unknown", message, name)
+            return self.code(entry.data, bundle_id=entry.id, where=f"{name}({entry.target})")
+
+        for area in areas:
+            for walked in walk(area, visit):
+                bundle = walked.bundle
+                bundles.append(_info(bundle))
+                if bundle.digest_ok is False:
+                    message = f"the bundle at 0x{bundle.offset:x} has not the content that its digest names"
+                    found.append(_finding("error", "digest-mismatch", message, name))
+                for result in walked.results:
+                    if isinstance(result, CodeObject):
+                        codes.append(result)
+                        found += code_findings(result)
+                    elif result:
+                        found.append(result)
         return Library(
             name=name,
-            kind="code object",
+            kind=kind,
             size=data.size,
-            bundles=(),
-            code_objects=(code,),
-            host=None,
-            findings=tuple(code_findings(code)),
+            bundles=tuple(bundles),
+            code_objects=tuple(codes),
+            host=host,
+            findings=tuple(found),
         )
-    kind: Kind = "object" if elf.type == 1 else "shared library" if elf.type == 3 else "executable"
-    host = _host_side(elf)
-    areas = [elf.contents(s) for s in elf.sections if s.name.startswith((_FATBIN, _RDC_SECTION, ".llvm.offloading"))]
-    if sum(area.size for area in areas) > data.size:
-        raise data.error(0, "the sections with device code overlap: together they are larger than the file")
-    areas = [elf.contents(s) for s in elf.sections if s.name == _FATBIN]
-    library = _library(data, name, kind, areas, host)
-    extra, codes = [], []
-    if kind != "object" and not elf.sections:
-        message = "no section headers: whether device code is in it cannot be seen"
-        extra.append(_finding("error", "no-sections", message, name))
-    elif kind != "object" and elf.section(".hipFatBinSegment") and not any(area.size for area in areas):
-        message = f"registers a fat binary, and has no section {_FATBIN} to find it in"
-        extra.append(_finding("error", "fatbin-missing", message, name))
-    for section in elf.sections:
-        if section.name.startswith(_RDC_SECTION) and "-gfx" in section.name:
-            part = elf.contents(section)
-            bundle_id = section.name.removeprefix(_RDC_SECTION)
-            code = read_code_object(part, bundle_id=bundle_id, where=f"{name}({bundle_id})")
-            codes.append(code)
-            extra += code_findings(code)
-    for section in elf.sections:
-        if section.name == ".llvm.offloading":
-            for image in images(elf.contents(section)):
-                if image.target and "amdgcn" in image.triple:
-                    target = target_of_triple(f"-{image.target}")
-                    code = read_code_object(image.data, bundle_id=f"-{target}", where=f"{name}({target})")
-                    codes.append(code)
-                    if code.format == "elf":
-                        message = f"device code for {target} is in .llvm.offloading: its link is still to come"
-                        extra.append(_finding("error", "not-linked", message, name))
-                    extra += code_findings(code)
-    missing = [symbol for symbol in host.hip if symbol.startswith("__hip_fatbin")]
-    if missing and kind != "object":
-        message = f"will not load: undefined fat binary {missing[0]} (-fgpu-rdc objects linked without --hip-link)"
-        extra.append(_finding("error", "rdc-not-linked", message, name))
-    return replace(library, code_objects=(*library.code_objects, *codes), findings=(*library.findings, *extra))
+
+    def archive(self, data: Data, name: str) -> Iterator[Library]:
+        """The ELF members and bundles of a System V archive (GNU and BSD long names)."""
+        offset, names = len(_ARCHIVE), b""
+        while offset < data.size:
+            header = data.read(offset, 60, "archive member header")
+            if header[58:] != b"`\n":
+                raise data.error(offset, f"no archive member begins here: it ends in {header[58:]!r}, wanted '`\\n'")
+            digits = header[48:58].strip()
+            if not digits.isdigit():
+                raise data.error(offset + 48, f"an archive member's size is {digits!r}, wanted a number")
+            size = int(digits)
+            member = data.window(offset + 60, size, "archive member")
+            label = header[:16].rstrip()
+            offset += 60 + size + (size & 1)
+            if label == b"//":
+                if size > _MAX_NAMES:
+                    raise member.error(0, f"{size} bytes of archive names are not plausible")
+                names = member.read(0, size, "archive names")
+                continue
+            if label in (b"/", b"/SYM64/") or label.startswith(b"__.SYMDEF"):
+                continue
+            if label.startswith(b"#1/") and label[3:].isdigit():
+                length = int(label[3:])
+                if length > _MAX_NAMES:
+                    raise member.error(0, f"a name of {length} bytes is not plausible")
+                label = member.read(0, length, "archive member name").rstrip(b"\0")
+                member = member.window(length, size - length, "archive member")
+            elif label.startswith(b"/") and label[1:].isdigit():
+                label = names[int(label[1:]) :].split(b"\n", 1)[0]
+            text = label.removesuffix(b"/").decode("utf-8", "backslashreplace")
+            head = member.read(0, min(24, member.size), "magic")
+            yield from self.file(member, f"{name}({text})", head, member=True)
+
+    def wheel(self, path: Path) -> tuple[tuple[Library, ...], Mapping[str, Any] | None]:
+        """The members of a wheel that are binaries, and its evidence; other members are not unpacked."""
+        libraries: list[Library] = []
+        evidence: Mapping[str, Any] | None = None
+        try:
+            with zipfile.ZipFile(path) as wheel:
+                for info in wheel.infolist():
+                    name = info.filename
+                    if info.is_dir() or stat.S_ISLNK(info.external_attr >> 16):
+                        continue
+                    if name.count("/") == 1 and name.endswith(f".dist-info/{EVIDENCE}"):
+                        evidence = _evidence(wheel, info, path)
+                        continue
+                    with wheel.open(info) as stream:
+                        head = stream.read(24)
+                        if not (head.startswith((MAGIC, _ARCHIVE)) or is_bundle(head)):
+                            continue
+                        libraries += self.file(_member(stream, info, head, path), name, head)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error) as err:
+            raise InputError(f"{path}: not a sound zip archive ({type(err).__name__}: {err})") from None
+        return tuple(libraries), evidence
 
 
 def _finding(severity: Literal["error", "warning"], rule: str, message: str, where: str) -> Finding:
     return Finding(severity=severity, rule=rule, message=message, where=where)
-
-
-def _library(data: Data, name: str, kind: Kind, areas: Sequence[Data], host: HostSide | None) -> Library:
-    """The device code of some fat binaries, one bundle at a time."""
-    bundles: list[BundleInfo] = []
-    codes: list[CodeObject] = []
-    found: list[Finding] = []
-
-    def visit(entry: Entry) -> CodeObject | Finding | None:
-        if entry.kind == "host":
-            return None
-        if not entry.target.startswith("gfx"):
-            message = f"bundle entry {entry.id} is not code for an AMD processor: not looked into"
-            return _finding("warning", "entry-unknown", message, name)
-        return read_code_object(entry.data, bundle_id=entry.id, where=f"{name}({entry.target})")
-
-    for area in areas:
-        for walked in walk(area, visit):
-            bundle = walked.bundle
-            bundles.append(_info(bundle))
-            if bundle.digest_ok is False:
-                message = f"the bundle at 0x{bundle.offset:x} has not the content that its digest names"
-                found.append(_finding("error", "digest-mismatch", message, name))
-            for result in walked.results:
-                if isinstance(result, CodeObject):
-                    codes.append(result)
-                    found += code_findings(result)
-                elif result:
-                    found.append(result)
-    return Library(
-        name=name,
-        kind=kind,
-        size=data.size,
-        bundles=tuple(bundles),
-        code_objects=tuple(codes),
-        host=host,
-        findings=tuple(found),
-    )
 
 
 def _info(bundle: Bundle) -> BundleInfo:
@@ -308,59 +384,6 @@ def _host_side(elf: Elf) -> HostSide:
         torch_need=torch_need(name for name, weak in undefined.items() if not weak),
         python=tuple(sorted(name for name in undefined if name.startswith(("Py", "_Py")))),
     )
-
-
-def _archive(data: Data, name: str) -> Iterator[Library]:
-    """The ELF members and bundles of a System V archive (GNU and BSD long names)."""
-    offset, names = len(_ARCHIVE), b""
-    while offset < data.size:
-        header = data.read(offset, 60, "archive member header")
-        if header[58:] != b"`\n":
-            raise data.error(offset, f"no archive member begins here: it ends in {header[58:]!r}, wanted '`\\n'")
-        digits = header[48:58].strip()
-        if not digits.isdigit():
-            raise data.error(offset + 48, f"an archive member's size is {digits!r}, wanted a number")
-        size = int(digits)
-        member = data.window(offset + 60, size, "archive member")
-        label = header[:16].rstrip()
-        offset += 60 + size + (size & 1)
-        if label == b"//":
-            names = member.read(0, size, "archive names")
-            continue
-        if label in (b"/", b"/SYM64/") or label.startswith(b"__.SYMDEF"):
-            continue
-        if label.startswith(b"#1/") and label[3:].isdigit():
-            length = int(label[3:])
-            label = member.read(0, length, "archive member name").rstrip(b"\0")
-            member = member.window(length, size - length, "archive member")
-        elif label.startswith(b"/") and label[1:].isdigit():
-            label = names[int(label[1:]) :].split(b"\n", 1)[0]
-        text = label.removesuffix(b"/").decode("utf-8", "backslashreplace")
-        head = member.read(0, min(24, member.size), "magic")
-        yield from _file(member, f"{name}({text})", head, member=True)
-
-
-def _wheel(path: Path) -> tuple[tuple[Library, ...], Mapping[str, Any] | None]:
-    """The members of a wheel that are binaries, and its evidence; other members are not unpacked."""
-    libraries: list[Library] = []
-    evidence: Mapping[str, Any] | None = None
-    try:
-        with zipfile.ZipFile(path) as wheel:
-            for info in wheel.infolist():
-                name = info.filename
-                if info.is_dir() or stat.S_ISLNK(info.external_attr >> 16):
-                    continue
-                if name.count("/") == 1 and name.endswith(f".dist-info/{EVIDENCE}"):
-                    evidence = _evidence(wheel, info, path)
-                    continue
-                with wheel.open(info) as stream:
-                    head = stream.read(24)
-                    if not (head.startswith((MAGIC, _ARCHIVE)) or is_bundle(head)):
-                        continue
-                    libraries += _file(_member(stream, info, head, path), name, head)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error) as err:
-        raise InputError(f"{path}: not a sound zip archive ({type(err).__name__}: {err})") from None
-    return tuple(libraries), evidence
 
 
 def _member(stream: IO[bytes], info: zipfile.ZipInfo, head: bytes, path: Path) -> Data:

@@ -17,8 +17,10 @@ from rocmbuild.audit.demangle import short_name
 from rocmbuild.audit.finding import Finding, Severity, has_errors
 from rocmbuild.audit.logs import Log, is_text, parse_log, read_log
 from rocmbuild.audit.meaning import Served, kernel_occupancy, oldest_rocm, serves
+from rocmbuild.audit.policy import judge_policy
 from rocmbuild.audit.processors import products
 from rocmbuild.audit.record import Command, Record, is_record, parse_record, read_record
+from rocmbuild.config import AuditRule
 from rocmbuild.errors import InputError
 
 __all__ = ["AuditReport", "Compiled", "audit", "audit_paths"]
@@ -143,13 +145,16 @@ def audit(
     logs: Sequence[Log] = (),
     targets: Sequence[str] | None = None,
     cards: Sequence[str] = (),
+    rules: Sequence[AuditRule] = (),
+    objdump: Path | None = None,
     demanglers: Sequence[Path] = (),
 ) -> AuditReport:
     """Audit binaries, the commands of a build, or both.
 
     record or logs: where the commands come from. targets: those asked for; without them (None or empty) the record's
     count, then those of a wheel's own evidence. cards: whether each file serves these processors is answered.
-    InputError for a file that cannot be read or is damaged.
+    rules: what the project allows its kernels; objdump: llvm-objdump, for rules about instructions. InputError for a
+    file that cannot be read or is damaged.
     """
     if isinstance(record, Path):
         record = read_record(record)
@@ -175,6 +180,7 @@ def audit(
         found += _binary_findings(binary, requested, wants)
     if requested and wants is not False:
         found += _presence_findings(binaries, requested, _device_outputs(compiled))
+    found += judge_policy(rules, binaries, objdump=objdump)
     if requested is None and not cards:
         message = "nothing says which targets were asked for: this audit only tells what is there"
         found.append(Finding(severity="warning", rule="not-requested", message=message))

@@ -1,0 +1,77 @@
+"""`rocmbuild audit ...`: parses words, calls one function, prints its result."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rocmbuild import console
+from rocmbuild.errors import InputError
+
+if TYPE_CHECKING:
+    from rocmbuild.audit.report import AuditReport
+    from rocmbuild.config import AuditRule
+
+__all__ = ["add_commands", "show"]
+
+Command = Callable[..., argparse.ArgumentParser]
+
+
+def show(report: AuditReport) -> None:
+    """Print a report as a table: as wide as the terminal, at least 80 columns and at most 120; 100 in files."""
+    from rocmbuild.audit.table import to_table
+
+    width = shutil.get_terminal_size((100, 24)).columns
+    console.out(to_table(report, max(80, min(120, width))))
+
+
+def _policy(given: Path | None) -> tuple[tuple[AuditRule, ...], Path | None]:
+    """A project's rules, and the disassembler where one of them needs it."""
+    if given is None:
+        return (), None
+    from rocmbuild.config import load_config
+    from rocmbuild.toolchain.discover import find_toolchain
+
+    project = given.parent if given.name == "pyproject.toml" else given
+    rules = load_config(project, environ=os.environ, want_targets=False).audit
+    if not rules:
+        raise InputError(f"{project}/pyproject.toml: no [tool.rocmbuild.audit], so there is no policy")
+    looks = any(rule.looks_at_code for rule in rules)
+    return rules, find_toolchain(spec=None, environ=os.environ).objdump if looks else None
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from rocmbuild.audit.meaning import card
+    from rocmbuild.audit.report import audit_paths
+    from rocmbuild.targets import parse_targets
+
+    targets = parse_targets(args.targets, source="--targets") if args.targets else None
+    cards = [card(word) for given in args.cards or [] for word in given.split(",") if word.strip()]
+    rules, objdump = _policy(args.policy)
+    paths = [path for path in args.paths if str(path) != "-"]
+    text = sys.stdin.buffer.read().decode("utf-8", "backslashreplace") if len(paths) < len(args.paths) else None
+    named = targets.names if targets else None
+    report = audit_paths(paths, targets=named, cards=cards, text=text, rules=rules, objdump=objdump)
+    if args.json:
+        console.out_json(report.to_json())
+    else:
+        show(report)
+    return 0 if report.ok else 1
+
+
+def add_commands(command: Command) -> None:
+    """Add the command; command makes a parser with what all commands have in common."""
+    audit = command("audit", _audit, "what was asked, what was compiled, what is inside")
+    kinds = (
+        "a wheel, a library, a record.json, compile_commands.json, the log of a build, - for a log on stdin"
+    )
+    audit.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=kinds)
+    audit.add_argument("--targets", metavar="T", help="the targets that it must have (default: those of its evidence)")
+    cards = "whether it runs on a card: gfx1151, gfx90a:xnack+, 'Radeon RX 9070 XT' (exit 1 if not)"
+    audit.add_argument("--for", dest="cards", action="append", metavar="CARD", help=cards)
+    audit.add_argument("--policy", type=Path, metavar="PROJECT", help="the project whose [tool.rocmbuild.audit] counts")
