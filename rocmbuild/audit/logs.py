@@ -379,6 +379,8 @@ def _is_compiler(words: Sequence[str]) -> bool:
     for position, word in enumerate(rest):
         if COMPILERS.fullmatch(PurePosixPath(word).name):
             after = rest[position + 1 :]
+            if after[:2] == ["-cc1", "version"]:  # how clang -v begins
+                return False
             return any((len(w) > 1 and w[0] in "-@") or _SOURCE.fullmatch(w) for w in after)
         if position > 8:
             break
