@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -40,43 +41,36 @@ def test_a_traps_tests_exist(trap: Trap) -> None:
         assert not function or f"def {function.partition('[')[0]}(" in text
 
 
+def run_named(names: Sequence[str], csrc: Path) -> subprocess.CompletedProcess[str]:
+    """Run tests against another csrc folder; of a parametrized one no more cases than until the first fails."""
+    command = [
+        *(sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", "-p", "first_failure", "--no-header"),
+        *(str(HERE / name) for name in names),
+    ]
+    environ = {**os.environ, CSRC_VARIABLE: str(csrc), "PYTHONPATH": str(HERE)}
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=600)
+
+
+def killed_by(name: str, done: subprocess.CompletedProcess[str]) -> bool:
+    """Whether a test failed, crashed alone, or found that the package refuses to be imported."""
+    refused = "ImportError: gguf_kernels loaded" in done.stdout
+    test = re.escape(name) if name.endswith("]") else rf"{re.escape(name)}(\[|\b)"
+    return refused or re.search(rf"^(FAILED|ERROR) \S*{test}", done.stdout, re.MULTILINE) is not None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.id)
 def test_mutant_is_killed(trap: Trap, tmp_path: Path, build: Callable[..., Path]) -> None:
-    """Each named test by itself fails with the mutant, or crashes, or finds that the package refuses to be imported.
-
-    That it passes without, the normal run shows.
-    """
+    """Each named test fails with the mutant, or crashes; that it passes without, the normal run shows."""
     csrc = tmp_path / "csrc"
     shutil.copytree(KERNELS / "csrc", csrc)
     path = csrc / trap.file
     path.write_text(path.read_text().replace(trap.old, trap.new))
     build(csrc)  # a mutant that does not compile proves nothing
+    done = run_named(trap.tests, csrc)
     for name in trap.tests:
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--no-header",
-            str(HERE / name),
-        ]
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**os.environ, CSRC_VARIABLE: str(csrc)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
-        killed = done.returncode == 1 and (
-            " failed" in done.stdout or "ImportError: gguf_kernels loaded" in done.stdout
-        )
-        crashed = done.returncode < 0
-        assert killed or crashed, (
-            f"{name} survived {trap.id} (exit {done.returncode}):\n{done.stdout[-3000:]}{done.stderr[-2000:]}"
-        )
+        if done.returncode < 0:  # a crash ends the run: ask each by itself
+            alone = run_named([name], csrc)
+            assert alone.returncode < 0 or killed_by(name, alone), f"{name} survived {trap.id}:\n{alone.stdout[-3000:]}"
+        else:
+            assert killed_by(name, done), f"{name} survived {trap.id}:\n{done.stdout[-3000:]}{done.stderr[-2000:]}"
