@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocmbuild import __version__, console, process
+from rocmbuild import __version__, console, process, wrapped
 from rocmbuild.build import ninja, project, wheel
 from rocmbuild.build.plan import BuildPlan, PlanInput, make_plan, prefix_maps
 from rocmbuild.config import Config
@@ -479,6 +479,8 @@ def _build(
     from rocmbuild.audit.report import audit
     from rocmbuild.staging.upkeep import mark_build
 
+    if wrapped.is_wrapped(config):
+        return _build_wrapped(config, out, environ, hook=hook)
     with _locked(config.build_dir):
         mark_build(config.build_dir, config.project, editable=hook == "build_editable")
         prepared = prepare(config, environ)
@@ -509,6 +511,23 @@ def _build(
         return Built(path=out / path.name, report=report, record=record, ran=ran)
 
 
+def _build_wrapped(config: Config, out: Path, environ: MutableMapping[str, str], *, hook: str) -> Built:
+    """The wheel of a project that keeps its own setup.py."""
+    if hook != "build_wheel":
+        raise InputError(
+            f"{config.project}: an editable install needs [[tool.rocmbuild.extensions]]; a setup.py is run on a copy",
+            hint="install the wheel, or name the extensions in pyproject.toml",
+        )
+    targets, toolchain = _targets(config, environ), _toolchain(config, environ)
+    if targets is None or toolchain is None:
+        raise InputError(f"{config.project}: a project with its own setup.py is built for the platform rocm")
+    with _locked(config.build_dir):
+        path, report, record, ran = wrapped.build_wrapped(
+            config, out, environ, targets=targets, toolchain=toolchain, cxx=_cxx(environ)[0]
+        )
+        return Built(path=path, report=report, record=record, ran=ran)
+
+
 def build_wheel(config: Config, out: Path, environ: MutableMapping[str, str]) -> Built:
     """The wheel of a project: its Python side, its libraries, their loader, the evidence."""
     return _build(config, out, environ, hook="build_wheel", added=_library_members)
@@ -534,6 +553,8 @@ def _finder_members(prepared: Prepared) -> dict[str, bytes]:
 def metadata(config: Config, out: Path, environ: Mapping[str, str]) -> str:
     """The .dist-info folder of the wheel to come, without building it."""
     with _locked(config.build_dir):
+        if wrapped.is_wrapped(config):
+            return wrapped.run_plain("prepare_metadata_for_build_wheel", config, out, environ)
         copy = config.build_dir / "py"
         project.copy_project(config.project, copy, excluded=config.build_dir)
         return project.run_hook("prepare_metadata_for_build_wheel", copy, out, work=config.build_dir, env=dict(environ))
@@ -543,6 +564,9 @@ def build_sdist(config: Config, out: Path, environ: Mapping[str, str]) -> Path:
     """The sdist: what setuptools takes, and every source and header that the build reads."""
     from rocmbuild.staging.sources import collect
 
+    if wrapped.is_wrapped(config):  # its MANIFEST.in says what it holds
+        with _locked(config.build_dir):
+            return out / wrapped.run_plain("build_sdist", config, out, environ)
     globs, include_dirs = _globs(config)
     files = collect(config.project, globs=globs, include_dirs=include_dirs)
     with _locked(config.build_dir):

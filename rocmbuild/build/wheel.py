@@ -61,11 +61,13 @@ def finish_wheel(
     environ: Mapping[str, str],
     edit: tuple[str, str] | None = None,
     platform_tag: str = PLATFORM_TAG,
+    keep_tags: bool = False,
 ) -> Path:
     """Write the wheel into `out` and return its path; it appears whole or not at all.
 
     added: members by their path in the wheel. evidence: rocmbuild.json of the .dist-info folder. edit: a
-    path and what stands for it in setuptools' finders of an editable install.
+    path and what stands for it in setuptools' finders of an editable install. keep_tags: the wheel's name and tags
+    stay as setuptools made them.
     """
     with zipfile.ZipFile(pure) as source:
         members = {info.filename: source.read(info) for info in source.infolist() if not info.is_dir()}
@@ -82,7 +84,8 @@ def finish_wheel(
         )
     tag = f"py3-none-{platform_tag}"
     members |= added
-    members[f"{folder}/WHEEL"] = _tagged(members[f"{folder}/WHEEL"], tag)
+    if not keep_tags:
+        members[f"{folder}/WHEEL"] = _tagged(members[f"{folder}/WHEEL"], tag)
     members[f"{folder}/rocmbuild.json"] = evidence
     record = f"{folder}/RECORD"
     members.pop(record, None)
@@ -91,7 +94,7 @@ def finish_wheel(
     members = {name: members[name] for name in order}
     members[record] = _record(members, record)
     name, version = pure.name.split("-")[:2]
-    target = out / f"{name}-{version}-{tag}.whl"
+    target = out / (pure.name if keep_tags else f"{name}-{version}-{tag}.whl")
     out.mkdir(parents=True, exist_ok=True)
     stamp = zip_time(environ)
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=out)

@@ -1,0 +1,103 @@
+"""The build of a project with its own setup.py: its sources checked, setuptools run with torch's ROCm code path."""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rocmbuild import process
+from rocmbuild.build import wrapped_hook
+from rocmbuild.errors import CheckError, EnvironmentFailure
+from rocmbuild.paths import cache_dir
+
+__all__ = ["check_sources", "installed_torch", "run_wrapped_hook"]
+
+_SHOWN_LINES = 40
+_FATAL = ("leftover", "shuffle-mask", "wave-size", "inline-ptx", "cuda-include")
+"""Findings that no include folder or macro of setup.py, which staging does not see, can make good."""
+
+
+def run_wrapped_hook(
+    hook: str, copy: Path, out: Path, *, settings: Path, work: Path, env: Mapping[str, str], verbose: bool = False
+) -> str:
+    """Run a hook of setuptools in the copy, with torch's ROCm code path; returns the name of what it made.
+
+    settings: the file that wrapped_hook.py reads. Raises CheckError for sources that cannot be HIP, at their lines, and
+    for a build that failed, with its last lines.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    result = work / "hook-result.json"
+    result.unlink(missing_ok=True)
+    path = os.pathsep.join([word for word in sys.path if word and word != str(copy)])
+    words = [sys.executable, wrapped_hook.__file__, str(settings), hook, str(out), str(result)]
+    what = f"setup.py ({hook})"
+    env = {**env, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}
+    lines: list[str] = []
+    if verbose:
+        status = process.stream(words, what=what, cwd=copy, env=env, errors_only=True)
+    else:
+        done = process.run(words, what=what, cwd=copy, env=env, check=False)
+        status, lines = done.returncode, done.output.splitlines()
+    value = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
+    if "message" in value:
+        raise CheckError(value["message"], hint=value["hint"])
+    if status != 0 or "name" not in value:
+        raise CheckError(
+            f"{what} failed with status {status}:\n" + "\n".join(lines[-_SHOWN_LINES:]),
+            hint="-C verbose=true shows all of its lines",
+        )
+    return str(value["name"])
+
+
+def check_sources(settings: Mapping[str, Any], sources: Sequence[str], include_dirs: Sequence[str]) -> None:
+    """Stage the sources of extensions and raise CheckError where one cannot be HIP, at its line.
+
+    settings: `project`, `torch` (a version or range) and `hip_version`. sources, include_dirs: as setup.py names
+    them, relative to the project; those outside of it are left out. The result of the staging is not what is
+    compiled: torch's own hipify converts the copy, and both read the same tables.
+    """
+    from rocmbuild.staging.stage import make_stage
+    from rocmbuild.toolchain.torch_sdk import find_torch_sdk
+
+    def inside(names: Sequence[str]) -> list[str]:
+        clean = (posixpath.normpath(name) for name in names)
+        return [name for name in dict.fromkeys(clean) if not name.startswith(("/", "../")) and name != ".."]
+
+    project = Path(settings["project"])
+    wanted = [name for name in inside(sources) if (project / name).is_file()]
+    if not wanted:
+        return
+    stage = make_stage(
+        project,
+        globs=wanted,
+        include_dirs=[name for name in inside(include_dirs) if (project / name).is_dir()],
+        engine=find_torch_sdk(wanted=settings["torch"]),
+        hip_version=settings["hip_version"],
+        cache=cache_dir() / "stages",
+        strict=False,
+    )
+    errors = [finding for finding in stage.errors if finding.rule in _FATAL]
+    if errors:
+        shown = "\n".join(f"{finding}\n    {finding.hint}" for finding in errors)
+        raise CheckError(
+            f"{len(errors)} error{'s' * (len(errors) != 1)} in the sources, found before compiling:\n{shown}",
+            hint="correct these lines in the project; each says how",
+        )
+
+
+def installed_torch() -> str:
+    """The version of the torch that setup.py will import, read without importing it. Raises EnvironmentFailure."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        raise EnvironmentFailure(
+            "the project's setup.py builds torch extensions, and this environment has no torch",
+            hint='add "torch" to requires in [build-system] (a CPU build does), or build with --no-build-isolation',
+        ) from None

@@ -1,0 +1,1 @@
+"""Scales a tensor on the current stream."""
