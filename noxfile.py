@@ -72,8 +72,12 @@ def wheel(session: nox.Session) -> None:
     """rocmbuild's own wheel and sdist, and the kernels' wheel through `pip wheel` with them, isolated."""
     session.install("build")
     links = Path(session.create_tmp()).resolve() / "links"
+    shutil.rmtree(links, ignore_errors=True)
     session.run("python", "-m", "build", "--outdir", str(links), ".")
     session.run(
-        *("python", "-m", "pip", "wheel", "--no-deps", "-w", "dist", "kernels"),
+        *("python", "-m", "pip", "wheel", "--no-deps", "-w", str(links), "./kernels"),
         env={"PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {links}".strip()},
     )
+    (kernels,) = links.glob("gguf_kernels-*.whl")
+    session.install("-e", ".")
+    session.run("rocmbuild", "audit", str(kernels), "--targets", "gfx1100,gfx1201")
