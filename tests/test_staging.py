@@ -117,7 +117,7 @@ def test_errors_stop_and_warnings_do_not(project: Path, sdk: Sdk, tmp_path: Path
             stage_of(project, sdk, tmp_path / "c")
         text = str(caught.value)
         assert text.startswith("3 errors in the sources")
-        assert "csrc/e.cu:3:3: error: cudaNoTwin has no HIP twin and is left over [leftover]" in text
+        assert "csrc/e.cu:3:3: error: cudaNoTwin is left over: HIPify knows no HIP name for it [leftover]" in text
         assert "csrc/e.cu:4:4: error: this kernel launch cannot be converted" in text
         assert 'csrc/e.cu:6:1: error: "../../out.h" leads out of the project' in text
         assert len(caught.value.findings) == 4

@@ -7,7 +7,7 @@ from conftest import needs_torch_sdk
 
 from rocmbuild.staging import checks, convert, findings, layout, tables
 from rocmbuild.staging.convert import Engine
-from rocmbuild.staging.facts import Facts
+from rocmbuild.staging.facts import Facts, Macros
 from rocmbuild.toolchain.torch_sdk import find_torch_sdk
 
 pytestmark = needs_torch_sdk
@@ -25,22 +25,22 @@ def check(
     resolve = convert.resolving(layout.Resolver(layout.outputs_of(files), ["include"]), engine)
     done = {path: convert.convert(text, path, engine, resolve) for path, text in files.items()}
 
-    def facts(path: str, undefined: frozenset[str] = frozenset()) -> Facts:
+    def facts(path: str, macros: Macros | None = None) -> Facts:
         one = done[path]
         return checks.examine(
             path,
             files[path],
             one.text,
-            masked=None if undefined else one.masked,
+            masked=None if macros else one.masked,
             shift=one.shift,
             problems=one.problems,
             includes=one.includes,
             defines=defines,
-            undefined=undefined,
+            macros=macros,
         )
 
     current, _ = findings.settle({path: facts(path) for path in files}, facts)
-    found, leftovers = findings.combine(current, allow=allow)
+    found, leftovers = findings.combine(current, allow=allow, defines=defines or ())
     assert all(finding.message and finding.hint and finding.rule in findings.RULES for finding in found)
     return [(f.path, f.line, f.column, f.rule, f.severity) for f in found], dict(leftovers)
 

@@ -253,7 +253,7 @@ def test_the_result_is_the_engines_own_where_that_is_right(engine: Engine, root:
         if their_path is None:
             continue
         compared += 1
-        twin = conversion.convert(Path(their_path).read_text(), name, engine, lambda _, include, __: (include, "other"))
+        twin = conversion.convert(Path(their_path).read_text(), name, engine, lambda _, include, __: (include, ""))
         assert plain(ours.text) == plain(twin.text), name
     assert compared >= 10
     assert launches >= 4

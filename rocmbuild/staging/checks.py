@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence, Set
 
 from rocmbuild.staging.convert import DEVICE_KINDS, Include, Problem
-from rocmbuild.staging.facts import Facts
-from rocmbuild.staging.text import flatten, is_word, line_column, mask, uses
+from rocmbuild.staging.facts import UNDEFINED, Facts, Macros
+from rocmbuild.staging.text import Lines, flatten, is_word, mask, uses
 
 __all__ = ["examine", "live_code"]
 
@@ -16,10 +16,6 @@ __all__ = ["examine", "live_code"]
 _DIRECTIVE = re.compile(r"#[ \t]*(if|ifdef|ifndef|elif|elifdef|elifndef|else|endif|pragma|error|warning|line)\b(.*)")
 _DEFINED = {"__HIP_PLATFORM_AMD__", "__HIP_PLATFORM_HCC__", "USE_ROCM", "__AMDGCN__"}
 _DEFINED_IN_DEVICE_FILES = {"__HIPCC__", "__HIP__"}
-_UNDEFINED = {
-    *("__CUDA_ARCH__", "__CUDACC__", "__NVCC__", "__CUDACC_RTC__", "__HIP_PLATFORM_NVIDIA__", "__HIP_PLATFORM_NVCC__"),
-    *("CUDART_VERSION", "ROCMBUILD_PLATFORM_CUDA", "_MSC_VER", "_WIN32", "__APPLE__", "__GFX8__", "__GFX9__"),
-}
 _WORDS = re.compile(r"0[xX][0-9a-fA-F]+|\d+|[A-Za-z_]\w*|&&|\|\||[=!<>]=|[!<>()]|\S")
 
 
@@ -121,16 +117,15 @@ def _given(path: str, defines: Mapping[str, str]) -> dict[str, int | None]:
     return {**known, **dict.fromkeys(_DEFINED | (_DEFINED_IN_DEVICE_FILES if device else set()), 1)}
 
 
-def live_code(
-    path: str, code: str, *, undefined: Set[str] = frozenset(), defines: Mapping[str, str] | None = None
-) -> str:
+def live_code(path: str, code: str, *, macros: Macros | None = None, defines: Mapping[str, str] | None = None) -> str:
     """Flattened, masked code with what cannot reach a HIP compiler blanked: conditions and dead branches.
 
-    undefined, defines: macros that are known beside the well-known ones. A condition that is not decidable counts as
-    true in all its branches.
+    macros, defines: what is known beside the well-known ones. A condition that is not decidable counts as true in all
+    its branches.
     """
     defined = _given(path, defines or {})
-    undefined = _UNDEFINED.union(undefined).difference(defined)
+    macros = macros or Macros()
+    undefined = UNDEFINED.difference(macros.unknown).union(macros.undefined).difference(defined)
     out: list[str] = []
     stack: list[tuple[bool | None, bool]] = []  # what was true of the chain so far, whether the outside is live
     last = 0
@@ -189,12 +184,12 @@ def _first_word(rest: str) -> str:
 
 
 def _conditions(code: str) -> list[str]:
-    """The macros that the conditions of a file name, but for the well-known ones."""
+    """The macros that the conditions of a file name, but for those that are surely defined."""
     named: set[str] = set()
     for match in _DIRECTIVE.finditer(code):
         if match[1] in ("if", "ifdef", "ifndef", "elif", "elifdef", "elifndef"):
             named.update(_NAMES.findall(match[2]))
-    return sorted(named - _UNDEFINED - _DEFINED - _DEFINED_IN_DEVICE_FILES - {"defined"})
+    return sorted(named - _DEFINED - _DEFINED_IN_DEVICE_FILES - {"defined"})
 
 
 _NAMES = re.compile(r"[A-Za-z_]\w*")
@@ -207,12 +202,16 @@ _MACRO = re.compile(r"#[ \t]*define[ \t]+([A-Za-z_]\w*)(?:[ \t]+(\S.*))?")
 # passed over by the code.
 _LEFTOVER = re.compile(
     r"(?:cuda[A-Z]|CUDART_|cu[A-Z]|(?:cublas|cudnn|curand|cusparse|cusolver|cufft|cutensor|cufile|cupti)[A-Z]"
-    r"|nv(?:tx|rtc|ml|JitLink)[A-Z]|__nv_\w|nv_(?:bfloat162?\b|half2?\b|fp8)|cub(?=\s*::)|nv(?:cuda|tx3)(?=\s*::))\w*"
+    r"|nv(?:tx|rtc|ml|JitLink)[A-Z]|__nv_\w|nv_(?:bfloat162?\b|half2?\b|fp8)|cub(?=\s*::)|nv(?:cuda|tx3)(?=\s*::)"
+    r"|CUDA_[RC]_\d|CUDA_SUCCESS\b|CUDA_ERROR_[A-Z]|CU_[A-Z]|NVRTC_[A-Z]|NVML_[A-Z]"
+    r"|(?:CUBLAS|CUBLASLT|CUDNN|CURAND|CUSPARSE|CUSOLVER|CUFFT|CUTENSOR)_[A-Z])\w*"
 )
 _CUDA_HEADER = re.compile(
     r"(?:cuda|cublas|cudnn|curand|cusparse|cusolver|cufft|cutensor|cufile|cupti|cub/|cute/|cutlass/|nvToolsExt|nvtx3|nvrtc|nvml|nvJit"
     r"|mma\.h|sm_\d+_|device_launch_parameters\.h|math_constants\.h|crt/|cooperative_groups|c10/cuda/|ATen/cuda/|thrust/system/cuda/).*"
 )
+# Headers of device code that come with torch or ROCm.
+_LIBRARIES = ("ATen/", "c10/", "caffe2/", "torch/", "hip/", "hipcub/", "rocprim/", "thrust/")
 _SHUFFLE = re.compile(
     r"(__(?:shfl(?:_up|_down|_xor)?|all|any|ballot|match_any|match_all|reduce_(?:add|min|max|and|or|xor))_sync|"
     r"__syncwarp(?=\s*\(\s*[^)\s]))\s*\(\s*"
@@ -289,6 +288,8 @@ def _declares(code: str, start: int, end: int) -> bool:
     bare = before.rstrip(" \t\r\n*&")
     between = before[len(bare) :]
     follow = code[end : end + 80].lstrip()[:1]
+    if bare.endswith("}"):
+        return follow in (";", ",")  # typedef struct { ... } name;
     word = re.search(r"[A-Za-z_]\w*\Z", bare)
     if word and word.group() in ("struct", "class", "enum", "union", "namespace", "using", "concept"):
         return True
@@ -306,6 +307,12 @@ def _declares(code: str, start: int, end: int) -> bool:
 def _defines(code: str, start: int) -> bool:
     """Whether the name at start is that of a macro being defined."""
     return re.search(r"^[ \t\ufeff]*#[ \t]*define[ \t]+\Z", code[code.rfind("\n", 0, start) + 1 : start]) is not None
+
+
+def _in_include(code: str, start: int) -> bool:
+    """Whether the name at start is part of an include's file."""
+    line = code[code.rfind("\n", 0, start) + 1 : start]
+    return "<" in line and line.lstrip(" \t\ufeff")[:1] == "#" and "include" in line
 
 
 def _argument(code: str, start: int) -> str:
@@ -362,29 +369,32 @@ def examine(
     problems: Sequence[Problem] = (),
     includes: Sequence[Include] = (),
     defines: Mapping[str, str] | None = None,
-    undefined: Set[str] = frozenset(),
+    macros: Macros | None = None,
 ) -> Facts:
     """The facts of one file: source is the user's text, hip its conversion, masked that without comments and literals.
 
-    shift: lines added in front of the source's first. defines, undefined: macros that are known to the compilation.
+    shift: lines added in front of the source's first. defines, macros: as for live_code.
     """
     whole = flatten(mask(hip) if masked is None else masked)
-    code = live_code(path, whole, undefined=undefined, defines=defines)
+    code = live_code(path, whole, macros=macros, defines=defines)
+    lines: Lines | None = None
     source_lines: list[str] = []
     found: list[list[int | str]] = []
     own: set[str] = set()
 
     def add(offset: int, rule: str, name: str = "", detail: str = "", *, shown: str = "", mask: str = "") -> None:
-        if not source_lines:
+        nonlocal lines
+        if lines is None:
+            lines = Lines(hip)
             source_lines.extend(source.split("\n"))
-        line, column = line_column(hip, offset)
+        line, column = lines.at(offset)
         line = max(1, line - shift)
         original = source_lines[line - 1].find(shown or name) if line <= len(source_lines) else -1
         found.append([rule, line, original + 1 if original >= 0 else column, name, detail, mask])
 
     for match in _LEFTOVER.finditer(code):
         name = match.group()
-        if is_word(code, match.start() - 1):
+        if is_word(code, match.start() - 1) or _in_include(code, match.start()):
             continue
         if _declares(code, match.start(), match.end()):
             own.add(name)
@@ -392,6 +402,7 @@ def examine(
             add(match.start(), "leftover", name)
     live = {match[1] for match in _MACRO.finditer(code)}
     dead = {match[1] for match in _MACRO.finditer(whole)} - live
+    widths: dict[str, bool | str] = {}
     wrappers = {name for name in live if _SHUFFLE.match(f"{name}(x")}
     for match in _SHUFFLE.finditer(code):
         if is_word(code, match.start() - 1):
@@ -400,7 +411,9 @@ def examine(
             wrappers.add(match[1])  # the project's own
             continue
         argument = _argument(code, match.end())
-        if narrow := _narrow(argument, code):
+        if argument not in widths:
+            widths[argument] = _narrow(argument, code)
+        if narrow := widths[argument]:
             mask_name = narrow if isinstance(narrow, str) else ""
             add(match.start(), "shuffle-mask", match[1], argument.strip(), mask=mask_name)
     for match in _MACRO.finditer(code):
@@ -426,11 +439,16 @@ def examine(
             template = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', body.split(":")[0] if '"' in body else ""))
             if _PTX.search(template):
                 add(start, "inline-ptx", detail=repr(template[:40]), shown="asm")
-    if problems or any(include.kind != "staged" for include in includes):
+    reaches: set[str] = set()
+    passes: set[str] = set()
+    if problems or includes:
         alive = code.split("\n")
         for include in includes:
+            if include.target:
+                # blanked in the live code where its branch is dead: the directive's word tells
+                (reaches if "include" in alive[include.line - 1 + shift] else passes).add(include.target)
+                continue
             faults = _include_faults(include)
-            # blanked in the live code where its branch is dead: the directive's word tells
             if not faults or "include" not in alive[include.line - 1 + shift]:
                 continue
             for rule, shown in faults:
@@ -449,6 +467,8 @@ def examine(
         constants=_constants(code),
         own=sorted(own),
         wrappers=sorted(wrappers),
+        reaches=sorted(reaches),
+        passes=sorted(passes - reaches),
         found=found,
     )
 
@@ -473,5 +493,5 @@ def _include_faults(include: Include) -> list[tuple[str, str]]:
         return [("cuda-include", shown)]
     if not include.quoted:
         return []
-    device = include.name.endswith((".cu", ".cuh"))
+    device = include.name.endswith((".cu", ".cuh")) and not include.name.startswith(_LIBRARIES)
     return [("include", shown)] * device + [("include-left-out", shown)]

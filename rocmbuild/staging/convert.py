@@ -58,7 +58,8 @@ class Engine(NamedTuple):
             for start in uses(code, word):
                 for key, new in self.phrases[word]:
                     end = start + len(key)
-                    if code.startswith(key, start) and not is_word(code, end):
+                    # A key such as `cub::` ends in no word, and what follows it is the rest of the name.
+                    if code.startswith(key, start) and not (is_word(key, len(key) - 1) and is_word(code, end)):
                         edits.append((start, end, new))
                         spans.append((start, end))
                         break
@@ -91,6 +92,7 @@ class Include(NamedTuple):
     """An include. asked, name: its file before and after conversion; both are the macro's where one names the file.
 
     kind: "staged" (a file of the tree), "other" (a file of the system or of nobody), "computed" (a macro names it).
+    target: the path of the staged source; empty for the other kinds.
     """
 
     line: int
@@ -99,6 +101,7 @@ class Include(NamedTuple):
     name: str
     quoted: bool
     kind: str
+    target: str = ""
 
 
 class Conversion:
@@ -115,7 +118,7 @@ class Conversion:
 
 
 Resolve = Callable[[str, str, bool], "tuple[str, str]"]
-"""(including file, name, quoted) -> (the name to write, the include's kind)."""
+"""(including file, name, quoted) -> (the name to write, the path of the staged source that it names or "")."""
 
 
 # ------------------------------------------------------------------------------------------ includes
@@ -137,11 +140,11 @@ def _includes(text: str, masked: str) -> list[tuple[int, int, str, str]]:
 
 
 def resolving(resolver: Resolver, engine: Engine) -> Resolve:
-    """How an include is rewritten: to a staged file, then by the tables."""
+    """How includes are rewritten: to a staged file, else by the tables."""
 
     def resolve(includer: str, name: str, quoted: bool) -> tuple[str, str]:
         staged = resolver.staged(includer, name, quoted)
-        return (engine.include(name), "other") if staged is None else (staged, "staged")
+        return (engine.include(name), "") if staged is None else staged
 
     return resolve
 
@@ -467,8 +470,9 @@ def convert(text: str, path: str, engine: Engine, resolve: Resolve) -> Conversio
         if mark not in '"<':
             result.includes.append(Include(line, column, name, name, False, "computed"))
             continue
-        new, kind = resolve(path, name, mark == '"')
-        result.includes.append(Include(line, column, name, new, mark == '"', kind))
+        new, target = resolve(path, name, mark == '"')
+        kind = "staged" if target else "other"
+        result.includes.append(Include(line, column, name, new, mark == '"', kind, target))
         code = code[:start] + " " * (end - start) + code[end:]
         if new != name:
             edits.append((start + 1, end - 1, new))

@@ -6,14 +6,16 @@ another (names that the project declares, macros that no live line defines) is p
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from rocmbuild.staging.facts import Facts
+from rocmbuild.staging.facts import UNDEFINED, Facts, Macros
+from rocmbuild.staging.sources import HEADER_KINDS
 
-__all__ = ["RULES", "Finding", "Rule", "combine", "finding", "settle"]
+__all__ = ["RULES", "Finding", "Rule", "combine", "finding", "reachable", "settle"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +53,14 @@ class Rule(NamedTuple):
 _ALLOW = "port it, keep it in an `#ifndef USE_ROCM` branch, or allow it by name with hipify-allow"
 
 RULES: Mapping[str, Rule] = {
-    "leftover": Rule("error", "A CUDA name without a HIP twin", "{name} has no HIP twin and is left over", _ALLOW),
+    "leftover": Rule(
+        "error", "A CUDA name that is left over", "{name} is left over: HIPify knows no HIP name for it", _ALLOW
+    ),
     "cuda-include": Rule(
-        "error", "A CUDA header without a HIP twin", "the CUDA header {detail} has no HIP twin", _ALLOW
+        "error",
+        "A CUDA header that is left over",
+        "the CUDA header {detail} is left over: HIPify knows no HIP header for it",
+        _ALLOW,
     ),
     "include": Rule(
         "error",
@@ -158,39 +165,76 @@ def finding(path: str, rule: str, *, line: int = 1, column: int = 1, name: str =
     )
 
 
-def settle(
-    facts: Mapping[str, Facts], again: Callable[[str, frozenset[str]], Facts]
-) -> tuple[dict[str, Facts], dict[str, frozenset[str]]]:
-    """Facts of all files when macros that the tree defines in dead code alone count as not defined.
+def reachable(facts: Mapping[str, Facts]) -> set[str]:
+    """The files that a compilation for HIP can see.
 
-    again(path, undefined) gives a file's facts under more such macros. Returned with the macros that mattered, for the
-    files for which any did.
+    All but the headers that are included in dead code only, or by such headers; all where a macro names an include.
+    """
+    if any(found[0] == "include-computed" for one in facts.values() for found in one.found):
+        return set(facts)
+    included = {path for one in facts.values() for path in (*one.reaches, *one.passes)}
+    todo = [path for path in facts if path not in included or not path.endswith(HEADER_KINDS)]
+    seen = set(todo)
+    while todo:
+        new = [path for path in facts[todo.pop()].reaches if path in facts and path not in seen]
+        seen.update(new)
+        todo += new
+    return seen
+
+
+def settle(
+    facts: Mapping[str, Facts], again: Callable[[str, Macros], Facts]
+) -> tuple[dict[str, Facts], dict[str, Macros]]:
+    """Facts of all files under what the tree itself says of macros.
+
+    Those that it defines in dead code or unreachable headers alone are not defined; of the well-known ones that no
+    HIP compilation defines, those that it defines itself are not known. again(path, macros) gives a file's facts
+    under such a state. Returned with the states that mattered, for the files for which any did.
     """
     current = dict(facts)
-    mattered: dict[str, frozenset[str]] = {}
+    mattered: dict[str, Macros] = {}
     named = {name for one in facts.values() for name in one.conditions}
     defined = {name for one in facts.values() for name in (*one.live, *one.dead)} & named
-    undefined: frozenset[str] = frozenset()
-    while new := (defined - {name for one in current.values() for name in one.live}) - undefined:
-        undefined |= new
+    state = Macros()
+    settled = False
+    while True:
+        live = {name for path in reachable(current) for name in current[path].live}
+        unknown = state.unknown if settled else state.unknown | (live & named & UNDEFINED)
+        undefined = state.undefined
+        if unknown == state.unknown:
+            settled = True  # what is unknown can only make more code live, what is undefined less
+            undefined |= defined - live - UNDEFINED
+            if undefined == state.undefined:
+                return current, mattered
+        state = Macros(undefined, unknown)
         for path, one in facts.items():
-            relevant = undefined.intersection(one.conditions)
-            if relevant and mattered.get(path) != relevant:
+            relevant = state.among(one.conditions)
+            if relevant != mattered.get(path, Macros()):
                 mattered[path] = relevant
                 current[path] = again(path, relevant)
-    return current, mattered
 
 
-def combine(facts: Mapping[str, Facts], *, allow: Iterable[str] = ()) -> tuple[list[Finding], Mapping[str, int]]:
+def combine(
+    facts: Mapping[str, Facts], *, allow: Iterable[str] = (), defines: Iterable[str] = ()
+) -> tuple[list[Finding], Mapping[str, int]]:
     """All findings, sorted, and how many CUDA names each file has left over (allowed ones too).
 
-    allow: names and headers that may stay, as they stand in the converted source.
+    allow: names and headers that may stay, as they stand in the converted source. defines: macros of the compilations.
     """
+    seen = reachable(facts)
+    facts = {path: one for path, one in facts.items() if path in seen}
     allowed = set(allow)
-    own = {name for one in facts.values() for name in one.own}
+    own = {name for one in facts.values() for name in one.own}.union(defines)
     wrappers = {name for one in facts.values() for name in one.wrappers}
     findings: list[Finding] = []
     leftovers: Counter[str] = Counter()
+
+    @functools.cache
+    def narrow(mask: str) -> bool:
+        """Whether the tree defines a mask, and everywhere with at most 32 bits."""
+        widths = [one.constants[mask] for one in facts.values() if mask in one.constants]
+        return bool(widths) and all(widths)
+
     for path, one in facts.items():
         for rule, line, column, name, detail, mask in one.found:
             if rule == "include-left-out" or (rule == "leftover" and name in own):
@@ -204,10 +248,8 @@ def combine(facts: Mapping[str, Facts], *, allow: Iterable[str] = ()) -> tuple[l
             elif rule == "shuffle-mask":
                 if name in wrappers:
                     continue
-                if mask:
-                    widths = [other.constants[mask] for other in facts.values() if mask in other.constants]
-                    if not widths or not all(widths):
-                        continue
+                if mask and not narrow(mask):
+                    continue
             findings.append(finding(path, rule, line=line, column=column, name=name, detail=detail))
     findings.sort(key=lambda found: (found.path, found.line, found.column, found.rule))
     return findings, leftovers

@@ -57,14 +57,16 @@ class Resolver:
         bases += self._include_dirs
         return [(base, posixpath.normpath(posixpath.join(base, name))) for base in bases]
 
-    def staged(self, includer: str, name: str, quoted: bool) -> str | None:
-        """What to write for an include that names a staged file; None for others."""
+    def staged(self, includer: str, name: str, quoted: bool) -> tuple[str, str] | None:
+        """What to write for an include that names a staged file, and that file's source path; None for others."""
         paths = self.paths(includer, name, quoted)
         for _, path in paths:
             output = self._outputs.get(path)
             if output is not None:
-                return name if output == path else posixpath.join(posixpath.dirname(name), posixpath.basename(output))
+                new = name if output == path else posixpath.join(posixpath.dirname(name), posixpath.basename(output))
+                return new, path
         for base, path in paths:
             if path in self._aliases:
-                return posixpath.relpath(self._outputs[self._aliases[path]], base or ".")
+                source = self._aliases[path]
+                return posixpath.relpath(self._outputs[source], base or "."), source
         return None

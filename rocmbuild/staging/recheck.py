@@ -1,13 +1,13 @@
-"""The facts of a converted file once more, under macros that turned out not to be defined."""
+"""The facts of a converted file once more, under what the tree says of macros."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any
 
 from rocmbuild.staging.checks import examine
 from rocmbuild.staging.convert import Include, Problem
-from rocmbuild.staging.facts import Facts
+from rocmbuild.staging.facts import Facts, Macros
 from rocmbuild.staging.text import decode
 
 __all__ = ["examine_again"]
@@ -20,7 +20,7 @@ def examine_again(
     record: Mapping[str, Any],
     *,
     defines: Mapping[str, str],
-    undefined: Set[str],
+    macros: Macros,
 ) -> Facts:
     """checks.examine with what the record of worker.py keeps of a file."""
     return examine(
@@ -31,5 +31,5 @@ def examine_again(
         problems=[Problem(*problem) for problem in record["problems"]],
         includes=[Include(*include) for include in record["includes"]],
         defines=defines,
-        undefined=undefined,
+        macros=macros,
     )

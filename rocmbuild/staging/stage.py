@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from rocmbuild import paths
 from rocmbuild.errors import CheckError, EnvironmentFailure, InputError
 from rocmbuild.staging.cache import Damaged, Entry, Made, Store
-from rocmbuild.staging.facts import Facts
+from rocmbuild.staging.facts import Facts, Macros
 from rocmbuild.staging.findings import Finding, combine, finding, settle
 from rocmbuild.staging.hipify import Engine, EngineIdentity, Hipified, Hipify, code_digest, find_engine, identify
 from rocmbuild.staging.layout import Resolver, outputs_of
@@ -374,8 +374,8 @@ def _reusable(
 
 def _same_includes(path: str, record: Mapping[str, Any], resolver: Resolver) -> bool:
     """Whether the includes of a converted file would be rewritten as they were."""
-    for _, _, asked, name, quoted, kind in record.get("includes", ()):
-        if kind != "computed" and resolver.staged(path, asked, quoted) != (name if kind == "staged" else None):
+    for _, _, asked, name, quoted, kind, target in record.get("includes", ()):
+        if kind != "computed" and resolver.staged(path, asked, quoted) != ((name, target) if target else None):
             return False
     return True
 
@@ -385,30 +385,30 @@ def _findings(
 ) -> tuple[list[Finding], Mapping[str, int]]:
     """The findings of the tree, and its leftovers.
 
-    Adds to a record its facts under the macros that turn out not to be defined.
+    Adds to a record its facts under what the tree says of macros.
     """
     by_path = {record["source"]: record for record in records}
     facts = {path: Facts(*record["facts"]) for path, record in by_path.items() if "facts" in record}
     texts = {file.path: file.data for file in sources.files}
 
-    def again(path: str, undefined: frozenset[str]) -> Facts:
+    def again(path: str, macros: Macros) -> Facts:
         record = by_path[path]
         settled = record.get("settled")
-        if settled and settled["undefined"] == sorted(undefined):
+        if settled and settled["macros"] == [sorted(names) for names in macros]:
             return Facts(*settled["facts"])
         from rocmbuild.staging import recheck  # costs start-up time, and few trees need it
 
         new = done[path].data
         return recheck.examine_again(
-            path, texts[path], texts[path] if new is None else new, record, defines=job.defines, undefined=undefined
+            path, texts[path], texts[path] if new is None else new, record, defines=job.defines, macros=macros
         )
 
     current, mattered = settle(facts, again)
     for path, record in by_path.items():
         record.pop("settled", None)
         if path in mattered:
-            record["settled"] = {"undefined": sorted(mattered[path]), "facts": current[path]}
-    findings, leftovers = combine(current, allow=job.allow)
+            record["settled"] = {"macros": [sorted(names) for names in mattered[path]], "facts": current[path]}
+    findings, leftovers = combine(current, allow=job.allow, defines=job.defines)
     findings += [
         finding(path, "skipped", line=record["line"], column=record["column"], detail=record["reason"])
         for path, record in by_path.items()

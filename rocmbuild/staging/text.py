@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
-__all__ = ["Edit", "decode", "edited", "encode", "flatten", "is_word", "line_column", "literals", "mask", "uses"]
+__all__ = [
+    "Edit",
+    "Lines",
+    "decode",
+    "edited",
+    "encode",
+    "flatten",
+    "is_word",
+    "line_column",
+    "literals",
+    "mask",
+    "uses",
+]
 
 
 def decode(data: bytes) -> str:
@@ -75,6 +88,22 @@ def literals(text: str, masked: str) -> list[tuple[int, str]]:
 def line_column(text: str, offset: int) -> tuple[int, int]:
     """Line and column of an offset, both counted from 1."""
     return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
+
+
+class Lines:
+    """line_column for many offsets of one text."""
+
+    def __init__(self, text: str) -> None:
+        self._starts = [0]
+        end = text.find("\n")
+        while end >= 0:
+            self._starts.append(end + 1)
+            end = text.find("\n", end + 1)
+
+    def at(self, offset: int) -> tuple[int, int]:
+        """Line and column of an offset, both counted from 1."""
+        line = bisect_right(self._starts, offset)
+        return line, offset - self._starts[line - 1] + 1
 
 
 Edit = tuple[int, int, str]
