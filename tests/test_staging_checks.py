@@ -132,6 +132,18 @@ def test_a_wrapper_of_the_project_takes_any_mask(engine: Engine) -> None:
     )
 
 
+@pytest.mark.parametrize(("kind", "bad"), [("const unsigned", True), ("uint32_t", True), ("unsigned long long", False)])
+def test_an_overload_of_a_shuffle_calls_the_shuffle(engine: Engine, kind: str, bad: bool) -> None:
+    """As torch-scatter 2.1.2 and torch-sparse 0.6.18 have it: the call in the overload cannot mean the overload."""
+    text = f"""__device__ Half __shfl_up_sync({kind} mask, Half v, int d) {{
+  if (d) {{ v = v + v; }}
+  return __shfl_up_sync(mask, v.operator __half(), d);
+}}
+__device__ Half f(Half v) {{ return __shfl_up_sync(0xffffffff, v, 1); }}
+"""
+    assert rules(engine, text) == ([(3, 10, "shuffle-overload", "error")] if bad else [])
+
+
 def test_waves_of_64_lanes_are_told(engine: Engine) -> None:
     text = """#define WARP_SIZE 64
 constexpr int kWaveSize = 64;

@@ -18,7 +18,10 @@ from rocmbuild.paths import cache_dir
 __all__ = ["check_sources", "installed_torch", "run_wrapped_hook"]
 
 _SHOWN_LINES = 40
-_FATAL = ("leftover", "shuffle-mask", "wave-size", "inline-ptx", "cuda-include")
+_FATAL = (
+    *("leftover", "cuda-include", "shuffle-mask", "shuffle-overload"),
+    *("wave-size", "warp-size-constant", "inline-ptx"),
+)
 """Findings that no include folder or macro of setup.py, which staging does not see, can make good."""
 
 

@@ -359,6 +359,16 @@ def _argument_list(code: str, start: int) -> str:
     return code[start:]
 
 
+def _body_end(code: str, start: int) -> int:
+    """Where the braces that open at start are closed."""
+    depth = 0
+    for match in re.compile("[{}]").finditer(code, start):
+        depth += 1 if match[0] == "{" else -1
+        if depth == 0:
+            return match.end()
+    return len(code)
+
+
 def examine(
     path: str,
     source: str,
@@ -404,18 +414,24 @@ def examine(
     dead = {match[1] for match in _MACRO.finditer(whole)} - live
     widths: dict[str, bool | str] = {}
     wrappers = {name for name in live if _SHUFFLE.match(f"{name}(x")}
+    overload, overload_end = "", 0  # the body of a function of a shuffle's own name: there the name means the shuffle
     for match in _SHUFFLE.finditer(code):
         if is_word(code, match.start() - 1):
             continue
         if _declares(code, match.start(), match.end(1)):
             wrappers.add(match[1])  # the project's own
+            begin = match.end() + len(_argument_list(code, match.end())) + 1
+            if code[begin : begin + 80].lstrip()[:1] == "{":
+                overload, overload_end = match[1], _body_end(code, code.index("{", begin))
             continue
         argument = _argument(code, match.end())
         if argument not in widths:
             widths[argument] = _narrow(argument, code)
         if narrow := widths[argument]:
             mask_name = narrow if isinstance(narrow, str) else ""
-            add(match.start(), "shuffle-mask", match[1], argument.strip(), mask=mask_name)
+            inside = match[1] == overload and match.start() < overload_end
+            rule = "shuffle-overload" if inside else "shuffle-mask"
+            add(match.start(), rule, match[1], argument.strip(), mask=mask_name)
     for match in _MACRO.finditer(code):
         if match[2] is not None and _IS_64.match(match[2]) and _WAVE_NAME.match(match[1]):
             add(match.start(1), "wave-size", match[1])

@@ -98,6 +98,12 @@ RULES: Mapping[str, Rule] = {
         "{name} has a mask of 32 bits, {detail}; HIP takes 64 bits only",
         "write the mask as a 64-bit value, such as 0xffffffffull",
     ),
+    "shuffle-overload": Rule(
+        "error",
+        "A lane mask of 32 bits in an overload of a shuffle",
+        "this overload of {name} calls HIP's with a mask of 32 bits, {detail}; HIP takes 64 bits only",
+        "take the mask as a 64-bit value, such as unsigned long long, or leave the overload out under USE_ROCM",
+    ),
     "wave-size": Rule("error", "A wave of 64 lanes", "{name} is 64; Radeon waves have 32 lanes", "use 32"),
     "warp-size-constant": Rule(
         "error",
@@ -245,8 +251,8 @@ def combine(
                     continue
             elif rule == "include" and name in allowed:
                 continue
-            elif rule == "shuffle-mask":
-                if name in wrappers:
+            elif rule in ("shuffle-mask", "shuffle-overload"):
+                if name in wrappers and rule == "shuffle-mask":
                     continue
                 if mask and not narrow(mask):
                     continue
