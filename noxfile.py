@@ -81,3 +81,14 @@ def wheel(session: nox.Session) -> None:
     (kernels,) = links.glob("gguf_kernels-*.whl")
     session.install("-e", ".")
     session.run("rocmbuild", "audit", str(kernels), "--targets", "gfx1100,gfx1201")
+
+
+@nox.session
+def wrapped(session: nox.Session) -> None:
+    """Public projects with their own setup.py, compiled whole for one target: some ten minutes on two cores."""
+    session.install("-e", ".[cli,test]", TORCH)
+    session.run("rocmbuild", "toolchain", "install", "debian", "--with", "math")
+    session.run(
+        *("python", "-m", "pytest", "-v", "tests/test_wrapped.py", *session.posargs),
+        env={"ROCMBUILD_TEST_PUBLIC": "1", "CI": "true"},
+    )

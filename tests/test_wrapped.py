@@ -168,6 +168,86 @@ def _held(wheel: Path, *, kernels: str, units: int, targets: tuple[str, ...] = (
     return dict(evidence)
 
 
+def from_index(name: str, version: str, digest: str, folder: Path) -> Path:
+    """A public project's sdist of a pinned version, unpacked, with no change but the build backend."""
+    words = ["download", "--quiet", "--no-deps", "--no-build-isolation", "--no-binary", ":all:", f"{name}=={version}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", *words, "-d", folder], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        require(f"the sdist of {name} {version} from pip's index:\n{done.stderr}")
+    (sdist,) = folder.glob("*.tar.gz")
+    assert hashlib.sha256(sdist.read_bytes()).hexdigest() == digest
+    shutil.unpack_archive(sdist, folder, "gztar")
+    (project,) = (path for path in folder.iterdir() if path.is_dir())
+    assert not (project / "pyproject.toml").exists()
+    (project / "pyproject.toml").write_text(PYPROJECT)
+    return project
+
+
+SCATTER = ("torch-scatter", "2.1.2", "69b3aa435f2424ac6a1bfb6ff702da6eb73b33ca0db38fb26989c74159258e47")
+SPARSE = ("torch-sparse", "0.6.18", "2f14c510a6e93f404c6ea357210615b3c15a71731f9dbd86f25434e34fb5a741")
+CLUSTER = ("torch-cluster", "1.6.3", "78d5a930a5bbd0d8788df8c6d66addd68d6dd292fe3edb401e3dacba26308152")
+
+
+@pytest.mark.slow
+@needs_toolchain
+@needs_torch_sdk
+@pytest.mark.usefixtures("torch_here")
+@pytest.mark.parametrize(
+    ("pinned", "places"),
+    [
+        (SCATTER, {"csrc/cuda/utils.cuh:12:10": "__shfl_up_sync", "csrc/cuda/utils.cuh:18:10": "__shfl_down_sync"}),
+        (SPARSE, {"csrc/cuda/utils.cuh:11:10": "__shfl_sync", "csrc/cuda/utils.cuh:17:10": "__shfl_down_sync"}),
+    ],
+    ids=["torch-scatter", "torch-sparse"],
+)
+def test_a_public_project_that_rocm_7_refuses_is_told_so_by_line(
+    tmp_path: Path, cache: Path, pinned: tuple[str, str, str], places: dict[str, str]
+) -> None:
+    """Shuffles (3 and 4 .cu files): their overloads for at::Half pass on a mask of 32 bits, which HIP 7 refuses."""
+    project = from_index(*pinned, tmp_path)
+    done = build(project, tmp_path / "dist", cache)
+    assert done.returncode == 1
+    for place, name in places.items():
+        assert any(place in line and name in line and "64 bits" in line for line in done.stderr.splitlines()), (
+            done.stderr
+        )
+    assert "static assertion" not in done.stderr
+    assert not (tmp_path / "dist").exists()
+
+
+@pytest.mark.skipif(not os.environ.get("ROCMBUILD_TEST_PUBLIC"), reason="minutes; `nox -s wrapped` runs it")
+@needs_toolchain
+@needs_torch_sdk
+@pytest.mark.usefixtures("torch_here", "math")
+def test_a_public_project_with_streams_becomes_a_wheel(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch-cluster: seven .cu files with at::cuda::getCurrentCUDAStream, each an extension; about 25 units."""
+    monkeypatch.setenv("FORCE_ONLY_CUDA", "1")  # the project's own switch: without the CPU twin of each extension
+    done = build(from_index(*CLUSTER, tmp_path), tmp_path / "dist", cache)
+    assert done.returncode == 0, done.stderr
+    _held(Path(json.loads(done.stdout)["wheel"]), kernels="fps_kernel", units=7)
+
+
+@pytest.mark.skipif(not os.environ.get("ROCMBUILD_TEST_PUBLIC"), reason="minutes; `nox -s wrapped` runs it")
+@needs_toolchain
+@needs_torch_sdk
+@pytest.mark.usefixtures("torch_here", "math")
+def test_a_public_project_with_shuffles_becomes_a_wheel_once_mended(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch-scatter with the two lines that it was told of corrected: streams, shuffles, half; 3 .cu files."""
+    monkeypatch.setenv("FORCE_ONLY_CUDA", "1")
+    project = from_index(*SCATTER, tmp_path)
+    source = project / "csrc/cuda/utils.cuh"
+    source.write_text(source.read_text().replace("const unsigned mask", "const unsigned long long mask"))
+    done = build(project, tmp_path / "dist", cache)
+    assert done.returncode == 0, done.stderr
+    _held(Path(json.loads(done.stdout)["wheel"]), kernels="segment_coo", units=3)
+
+
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
