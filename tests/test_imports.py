@@ -7,7 +7,7 @@ from pathlib import Path
 
 LAYERS = [
     {"errors"},
-    {"console", "locks", "paths", "process"},
+    {"console", "locks", "paths", "process", "sarif"},
     {"targets"},
     {"config"},
     {"toolchain"},

@@ -45,7 +45,7 @@ def to_table(report: AuditReport, width: int = 80) -> str:
         lines.append("")
         for finding in report.findings:
             lines += _wrapped("", str(finding), width, indent="  ")
-    return "\n".join([*lines, "", f"audit: {verdict(report)}"]).rstrip()
+    return "\n".join([*lines, "", *_wrapped("", f"audit: {verdict(report)}", width, indent="  ")]).rstrip()
 
 
 def verdict(report: AuditReport) -> str:
@@ -55,11 +55,11 @@ def verdict(report: AuditReport) -> str:
         text = f"{errors} error{'s' if errors > 1 else ''}"
     else:
         text = "nothing was asked for" if report.requested is None else "good"
-    refused = [served.card for served in report.served if served.answer != "yes"]
+    refused = dict.fromkeys(served.card for served in report.served if served.answer != "yes")
     if refused:
         text += f", does not serve {', '.join(refused)}"
     elif report.served:
-        text += f", serves {', '.join(served.card for served in report.served)}"
+        text += f", serves {', '.join(dict.fromkeys(served.card for served in report.served))}"
     if not report.binaries:
         return text
     codes = [code for library in report.libraries for code in library.code_objects]
