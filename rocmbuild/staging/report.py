@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from rocmbuild import __version__
+from rocmbuild import sarif
 from rocmbuild.errors import printable
 from rocmbuild.staging.findings import RULES, Finding
 
@@ -49,44 +47,19 @@ def _shown_path(path: str) -> str:
 
 def to_sarif(findings: Sequence[Finding], project: Path) -> dict[str, Any]:
     """A log in SARIF 2.1.0 (OASIS): all rules, and a result for each finding, its file relative to the project."""
-    names = list(RULES)
     rules = [
-        {
-            "id": name,
-            "shortDescription": {"text": f"{rule.summary}."},
-            "help": {"text": f"Next step: {rule.hint}."},
-            "defaultConfiguration": {"level": rule.severity},
-        }
-        for name, rule in RULES.items()
+        sarif.Rule(name=name, summary=rule.summary, hint=rule.hint, level=rule.severity) for name, rule in RULES.items()
     ]
-    return {
-        "$schema": "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json",
-        "version": "2.1.0",
-        "runs": [
-            {
-                "tool": {"driver": {"name": "rocmbuild", "version": __version__, "rules": rules}},
-                "columnKind": "unicodeCodePoints",
-                "originalUriBaseIds": {"%SRCROOT%": {"uri": f"file://{quote(os.fsencode(project.absolute()))}/"}},
-                "results": [_result(found, names.index(found.rule)) for found in findings],
-            }
-        ],
-    }
-
-
-def _result(found: Finding, rule: int) -> dict[str, Any]:
-    stable = hashlib.sha256("\0".join((found.path, found.rule, found.message)).encode("utf-8", "surrogateescape"))
-    return {
-        "ruleId": found.rule,
-        "ruleIndex": rule,
-        "level": found.severity,
-        "message": {"text": f"{found.message}. Next step: {found.hint}."},
-        "locations": [
-            {
-                "physicalLocation": {
-                    "artifactLocation": {"uri": quote(os.fsencode(found.path)), "uriBaseId": "%SRCROOT%"},
-                    "region": {"startLine": found.line, "startColumn": found.column},
-                }
-            }
-        ],
-        "partialFingerprints": {"finding/v1": stable.hexdigest()[:32]},
-    }
+    results = [
+        sarif.Result(
+            rule=found.rule,
+            level=found.severity,
+            message=f"{found.message}. Next step: {found.hint}.",
+            path=found.path,
+            line=found.line,
+            column=found.column,
+            same=(found.path, found.rule, found.message),
+        )
+        for found in findings
+    ]
+    return sarif.to_log(rules, results, project)
