@@ -91,26 +91,46 @@ class Samples:
         return out
 
 
-def readelf_kernels(samples: Samples, path: Path) -> list[dict[str, Any]]:
-    """The kernels of a code object as llvm-readelf prints them: the scalar keys of each."""
+def readelf_many(samples: Samples, paths: Sequence[Path]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """(target, kernels) of code objects as llvm-readelf prints them: "gfx90a:sramecc-:xnack+", the scalar keys of each.
+
+    Many at a time, since a package has thousands of them.
+    """
+    found: list[tuple[str, list[dict[str, Any]]]] = []
+    for start in range(0, len(paths), 200):
+        part = [str(path) for path in paths[start : start + 200]]
+        text = samples.run(samples.tool("llvm-readelf"), "--file-headers", "--notes", *part)
+        blocks = re.split(r"(?m)^File: .*\n", text)[1:] if len(part) > 1 else [text]
+        assert len(blocks) == len(part)
+        found += [(_target(block), _kernels(block)) for block in blocks]
+    return found
+
+
+_KEY = re.compile(r"(?:  - |    )(\.\w+): +(\S.*?)\s*")
+
+
+def _kernels(text: str) -> list[dict[str, Any]]:
     kernels: list[dict[str, Any]] = []
-    for line in samples.run(samples.tool("llvm-readelf"), "--notes", path).splitlines():
+    for line in text.splitlines():
         if line.startswith("  - ."):
             kernels.append({})
-        match = re.fullmatch(r"(?:  - |    )(\.\w+): +(\S.*?)\s*", line)
+        match = _KEY.fullmatch(line) if line.startswith("    .") or line.startswith("  - .") else None
         if match and kernels:
-            text = match[2].strip("'\"")
-            kernels[-1][match[1]] = int(text) if text.isdigit() else text
+            value = match[2].strip("'\"")
+            kernels[-1][match[1]] = int(value) if value.isdigit() else value
     return kernels
 
 
-def readelf_target(samples: Samples, path: Path) -> str:
-    """The target of a code object as llvm-readelf prints its flags: "gfx90a:sramecc-:xnack+"."""
-    text = samples.run(samples.tool("llvm-readelf"), "--file-headers", path)
+def _target(text: str) -> str:
     match = re.search(r"Flags:\s+0x[0-9a-f]+, (.*)", text)
-    assert match, text
+    assert match, text[:2000]
     name, *features = match[1].split(", ")
     return ":".join([name, *sorted(feature for feature in features if feature[-1] in "+-")])
+
+
+def readelf_target(samples: Samples, path: Path) -> str:
+    """The target of a code object as llvm-readelf prints its flags."""
+    return _target(samples.run(samples.tool("llvm-readelf"), "--file-headers", path))
 
 
 def extracted(samples: Samples, path: Path, bundles: Sequence[BundleInfo]) -> list[tuple[str, Path]]:

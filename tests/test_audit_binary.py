@@ -10,11 +10,13 @@ import subprocess
 import sys
 import warnings
 import zipfile
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgpack
 import pytest
-from audit_samples import Samples, extracted, readelf_kernels, readelf_target
+from audit_samples import Samples, extracted, readelf_many, readelf_target
 from conftest import require
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -49,20 +51,23 @@ FIGURES = {
     "lds": ".group_segment_fixed_size",
     "scratch": ".private_segment_fixed_size",
     "max_workgroup": ".max_flat_workgroup_size",
+    "argument_bytes": ".kernarg_segment_size",
     "name": ".name",
     "symbol": ".symbol",
 }
 
 
-def same_as_readelf(samples: Samples, code: CodeObject, path: Path) -> int:
-    """Target and every figure of every kernel against llvm-readelf's; returns the number of kernels."""
-    assert code.target == readelf_target(samples, path)
-    theirs = readelf_kernels(samples, path)
-    assert len(code.kernels) == len(theirs)
-    for kernel, other in zip(code.kernels, theirs, strict=True):
-        assert {key: getattr(kernel, key) for key in FIGURES} == {key: other.get(n) for key, n in FIGURES.items()}
-        assert kernel.descriptor_wave == kernel.wave
-    return len(theirs)
+def same_as_readelf(samples: Samples, pairs: Sequence[tuple[CodeObject, Path]]) -> int:
+    """Targets and every figure of every kernel against llvm-readelf's; returns the number of kernels."""
+    total = 0
+    for (code, path), (target, theirs) in zip(pairs, readelf_many(samples, [p for _, p in pairs]), strict=True):
+        assert code.target == target, path
+        assert len(code.kernels) == len(theirs), path
+        for kernel, other in zip(code.kernels, theirs, strict=True):
+            assert {key: getattr(kernel, key) for key in FIGURES} == {key: other.get(n) for key, n in FIGURES.items()}
+            assert kernel.descriptor_wave == kernel.wave
+        total += len(theirs)
+    return total
 
 
 CODES = [
@@ -91,7 +96,7 @@ def test_code_objects_read_as_llvm_readelf_reads_them(target: str, flag: str, sa
     library = only(inspect(path))
     (code,) = library.code_objects
     assert (library.kind, library.bundles, library.findings) == ("code object", (), ())
-    assert same_as_readelf(samples, code, path) == 4
+    assert same_as_readelf(samples, [(code, path)]) == 4
     assert code.note_target == code.target
     wide = flag == "-mwavefrontsize64" or default_wave(target) == 64
     assert {kernel.wave for kernel in code.kernels} == {64 if wide else 32}
@@ -155,7 +160,7 @@ def test_fat_binaries_of_several_units_read_as_llvm_reads_them(flags: tuple[str,
     assert [code.target for code in library.code_objects] == [target for target, _ in theirs]
     assert len(theirs) == 4
     for code, (_, other) in zip(library.code_objects, theirs, strict=True):
-        assert same_as_readelf(samples, code, other) == 4
+        assert same_as_readelf(samples, [(code, other)]) == 4
         assert code.size == other.stat().st_size
     assert library.findings == ()
     assert [b.version for b in library.bundles] == ([3, 3] if flags else [0, 0])
@@ -170,7 +175,7 @@ def test_loose_bundles(version: int, samples: Samples) -> None:
     library = only(inspect(path))
     assert (library.kind, library.targets, library.host) == ("bundle", ("gfx1100", "gfx1201"), None)
     for code, target in zip(library.code_objects, ("gfx1201", "gfx1100"), strict=True):
-        assert same_as_readelf(samples, code, samples.code(target)) == 4
+        assert same_as_readelf(samples, [(code, samples.code(target))]) == 4
 
 
 def test_objects_and_archives(samples: Samples) -> None:
@@ -565,30 +570,70 @@ def test_demangling_uses_what_is_there(samples: Samples, monkeypatch: pytest.Mon
 # Other people's files
 
 
-@pytest.mark.slow
-def test_bitsandbytes_reads_as_llvm_reads_it(samples: Samples) -> None:
-    """All six ROCm libraries: targets, and every figure of every kernel, as LLVM's own tools print them."""
+def downloaded(pattern: str, requirement: str, *words: str) -> Path:
+    """A wheel from the package index, fetched once."""
     store = cache_dir() / "tests"
-    name = "bitsandbytes-0.50.2-py3-none-manylinux_2_24_x86_64.whl"
-    if not (store / name).exists():
+    if not any(store.glob(pattern)):
         store.mkdir(parents=True, exist_ok=True)
-        words = ("download", "--no-deps", "--only-binary=:all:", "--platform", "manylinux_2_24_x86_64", "-q")
-        argv = [sys.executable, "-m", "pip", *words, "-d", str(store), "bitsandbytes==0.50.2"]
+        flags = ("download", "--no-deps", "--only-binary=:all:", "-q", *words)
+        argv = [sys.executable, "-m", "pip", *flags, "-d", str(store), requirement]
         if subprocess.run(argv, capture_output=True, check=False).returncode != 0:
-            require("bitsandbytes 0.50.2 from the package index")
-    report = inspect(store / name)
-    devices = report.device_libraries
-    assert len(devices) == 6
+            require(f"{requirement} from the package index")
+    return next(store.glob(pattern))
+
+
+def fat_libraries(samples: Samples, wheel: Path) -> tuple[BinaryReport, int]:
+    """Every library with device code in a wheel compared, whole, with what LLVM's own tools print; kernels compared."""
+    report = inspect(wheel)
     total = 0
-    with zipfile.ZipFile(store / name) as wheel:
-        for library in devices:
+    with zipfile.ZipFile(wheel) as archive:
+        for library in report.device_libraries:
             path = samples.folder / Path(library.name).name
-            path.write_bytes(wheel.read(library.name))
+            path.write_bytes(archive.read(library.name))
             theirs = extracted(samples, path, library.bundles)
             assert [code.target for code in library.code_objects] == [target for target, _ in theirs]
-            for code, (_, other) in zip(library.code_objects, theirs, strict=True):
-                total += same_as_readelf(samples, code, other)
-                other.unlink()
+            pairs = [(code, other) for code, (_, other) in zip(library.code_objects, theirs, strict=True)]
+            assert [code.size for code, _ in pairs] == [other.stat().st_size for _, other in pairs]
+            total += same_as_readelf(samples, pairs)
             assert library.findings == ()
+            for used in (path, *(other for _, other in theirs)):
+                used.unlink()
+    return report, total
+
+
+@pytest.mark.slow
+def test_bitsandbytes_reads_as_llvm_reads_it(samples: Samples) -> None:
+    """All six ROCm libraries, compressed in two formats, up to 25 targets."""
+    words = ("--platform", "manylinux_2_24_x86_64")
+    report, total = fat_libraries(samples, downloaded("bitsandbytes-0.50.2-*.whl", "bitsandbytes==0.50.2", *words))
     assert total == 19075
-    assert {len(library.targets) for library in devices} == {14, 15, 25}
+    assert [len(library.targets) for library in report.device_libraries] == [14, 15, 15, 25, 25, 15]
+
+
+@pytest.mark.slow
+def test_cupy_reads_as_llvm_reads_it(samples: Samples) -> None:
+    """Plain bundles of up to 142 MiB, with names of thousands of characters."""
+    words = ("--platform", "manylinux2014_x86_64", "--python-version", "3.11")
+    report, total = fat_libraries(samples, downloaded("cupy_rocm_7_0-14.2.0-*.whl", "cupy-rocm-7-0==14.2.0", *words))
+    assert total == 20304
+    assert [len(library.code_objects) for library in report.device_libraries] == [9, 9, 9]
+
+
+@pytest.mark.slow
+def test_aiter_reads_as_llvm_reads_it(samples: Samples) -> None:
+    """2613 bare code objects of versions 4 to 6, many from an assembler."""
+    wheel = downloaded("amd_aiter-0.1.7.post2.dev18-*.whl", "amd-aiter==0.1.7.post2.dev18")
+    report = inspect(wheel)
+    assert {library.kind for library in report.libraries} == {"code object"}
+    folder = samples.folder / "aiter"
+    folder.mkdir()
+    pairs = []
+    with zipfile.ZipFile(wheel) as archive:
+        for number, library in enumerate(report.libraries):
+            path = folder / f"{number}.co"
+            path.write_bytes(archive.read(library.name))
+            pairs.append((library.code_objects[0], path))
+            assert library.findings == ()
+    assert same_as_readelf(samples, pairs) == len(pairs) == 2613
+    assert Counter(code.target for code, _ in pairs) == {"gfx942": 1281, "gfx950": 1332}
+    assert {code.version for code, _ in pairs} == {4, 5, 6}
