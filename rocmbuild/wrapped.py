@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ from rocmbuild import __version__, console
 from rocmbuild.build import project, wheel
 from rocmbuild.build.fronts import Front, make_front, read_records
 from rocmbuild.build.tools import find_ninja
-from rocmbuild.build.wrapped import installed_torch, run_wrapped_hook
+from rocmbuild.build.wrapped import installed_torch, run_wrapped_hook, site_folders
 from rocmbuild.config import Config
 from rocmbuild.errors import CheckError, InputError
 from rocmbuild.paths import write_atomic
@@ -147,7 +149,10 @@ def build_wrapped(
     places = [
         (str(config.build_dir), "."),
         (str(toolchain.prefix), "{toolchain}"),
-        (str(sdk.include), "{torch}"),
+        *((str(folder), "{torch-hip}") for folder in include[:1]),
+        *((str(Path(site) / "torch"), "{torch}") for site in site_folders()),
+        (sysconfig.get_paths()["include"], "{python}/include"),
+        (sys.prefix, "{python}"),
     ]
     path = wheel.finish_wheel(
         raw / name, wheels, added={}, evidence=_evidence(record, seen, places), environ=environ, keep_tags=True

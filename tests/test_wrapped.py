@@ -154,6 +154,10 @@ def _held(wheel: Path, *, kernels: str, units: int, targets: tuple[str, ...] = (
     assert tuple(evidence["targets"]) == targets
     device = [command for command in evidence["commands"] if f"--offload-arch={targets[0]}" in command["argv"]]
     assert len(device) == units
+    paths = [
+        word for command in device for word in command["argv"] if "/" in word and word.lstrip("-IL").startswith("/")
+    ]
+    assert not [word for word in paths if not word.lstrip("-IL").startswith("/usr/")]  # no folder of this machine
     for command in device:
         assert "-mno-wavefrontsize64" in command["argv"]
         assert any(word.startswith("-O") for word in command["argv"])

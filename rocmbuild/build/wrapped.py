@@ -15,7 +15,7 @@ from rocmbuild.build import wrapped_hook
 from rocmbuild.errors import CheckError, EnvironmentFailure
 from rocmbuild.paths import cache_dir
 
-__all__ = ["check_sources", "installed_torch", "run_wrapped_hook"]
+__all__ = ["check_sources", "installed_torch", "run_wrapped_hook", "site_folders"]
 
 _SHOWN_LINES = 40
 _FATAL = (
@@ -104,3 +104,8 @@ def installed_torch() -> str:
             "the project's setup.py builds torch extensions, and this environment has no torch",
             hint='add "torch" to requires in [build-system] (a CPU build does), or build with --no-build-isolation',
         ) from None
+
+
+def site_folders() -> list[str]:
+    """The folders of this interpreter's search path that hold a torch."""
+    return [folder for folder in dict.fromkeys(sys.path) if folder and (Path(folder) / "torch").is_dir()]
