@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import posixpath
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from rocmbuild.paths import cache_dir
 __all__ = ["check_sources", "installed_torch", "run_wrapped_hook", "site_folders"]
 
 _SHOWN_LINES = 40
+_MATH_HEADER = re.compile(r"error: '?((?:hip(?!/)|roc|thrust)[a-z-]*/[\w./-]+)'?(?: file not found|: No such file)")
 _FATAL = (
     *("leftover", "cuda-include", "shuffle-mask", "shuffle-overload"),
     *("wave-size", "warp-size-constant", "inline-ptx"),
@@ -50,9 +52,12 @@ def run_wrapped_hook(
     if "message" in value:
         raise CheckError(value["message"], hint=value["hint"])
     if status != 0 or "name" not in value:
+        missing = next((match for line in lines if (match := _MATH_HEADER.search(line))), None)
         raise CheckError(
             f"{what} failed with status {status}:\n" + "\n".join(lines[-_SHOWN_LINES:]),
-            hint="-C verbose=true shows all of its lines",
+            hint=f"{missing[1]} is missing: `rocmbuild toolchain install debian --with math` brings it"
+            if missing
+            else "-C verbose=true shows all of its lines",
         )
     return str(value["name"])
 
