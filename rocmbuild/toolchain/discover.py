@@ -19,7 +19,7 @@ from rocmbuild.errors import EnvironmentFailure, InputError, nearest
 from rocmbuild.paths import data_dir
 from rocmbuild.toolchain.layouts import OLDEST_CLANG, Elsewhere, inspect_llvm, inspect_prefix, mixing_notes, numbers
 from rocmbuild.toolchain.model import Candidate, Toolchain
-from rocmbuild.toolchain.store import Entry, entries
+from rocmbuild.toolchain.store import Entry, entries, read_entry
 
 __all__ = [
     "VARIABLES",
@@ -197,6 +197,12 @@ def _unasked(environ: Mapping[str, str], root: Path) -> Iterator[Candidate]:
     yield from _llvm(environ, root)
 
 
+def _entry_of(prefix: Path) -> Entry | None:
+    """The store's entry that a prefix is, or None."""
+    entry = read_entry(prefix) if prefix.parent == toolchains_dir() else None
+    return entry if entry is not None and entry.kind == "toolchain" else None
+
+
 def _elsewhere(environ: Mapping[str, str]) -> Elsewhere | None:
     """What split installations, as Nix makes them, say through the variables that hipcc reads."""
     clang = environ.get("HIP_CLANG_PATH", "").strip()
@@ -341,6 +347,12 @@ def _llvm(environ: Mapping[str, str], root: Path) -> Iterator[Candidate]:
 
 
 def _look(place: _Place) -> Candidate:
+    entry = _entry_of(place.prefix)
+    if entry is not None:  # a managed one that a variable or a path names is the managed one all the same
+        managed = next((found for found in _managed() if found.name == entry.name), None)
+        if managed is not None:
+            whole = replace(managed.toolchain, origin=place.origin) if managed.toolchain else None
+            return replace(managed, origin=place.origin, toolchain=whole, binding=place.binding)
     found = inspect_prefix(
         place.prefix, name=place.name, kind=place.kind, origin=place.origin, elsewhere=place.elsewhere
     )

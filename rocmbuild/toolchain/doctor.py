@@ -19,7 +19,7 @@ from typing import Literal
 from rocmbuild.errors import EnvironmentFailure, InputError, RocmbuildError
 from rocmbuild.paths import cache_dir, data_dir
 from rocmbuild.process import run
-from rocmbuild.targets import ARCH_ENV, DECLARED, GENERIC, injected_flags
+from rocmbuild.targets import ARCH_ENV, DECLARED, GENERIC, injected_flags, native_targets
 from rocmbuild.toolchain.discover import candidates, find_toolchain
 from rocmbuild.toolchain.elf import read_dynamic
 from rocmbuild.toolchain.layouts import read_hip_version
@@ -298,12 +298,10 @@ def _variables(environ: Mapping[str, str]) -> list[Check]:
 
 
 def _card(toolchain: Toolchain | None) -> Check:
-    from rocm_bootstrap import detect_gpus  # cold start
-
     try:
-        names = [str(getattr(gpu, "target", None) or gpu.gfx_target) for gpu in detect_gpus()]
-    except (OSError, ValueError, KeyError, AttributeError) as err:
-        return _warn("card", f"a card's target cannot be told ({err})", f"name the target: {ARCH_ENV}=...")
+        names = native_targets()
+    except EnvironmentFailure as err:
+        return _warn("card", err.message, f"name the target: {ARCH_ENV}=...")
     if not names:
         text = "no AMD card is here; none is needed to build"
         return Check(name="card", status="pass", text=text, step="`native` cannot be used as a target here")

@@ -8,6 +8,7 @@ from pathlib import Path
 __all__ = ["Candidate", "Toolchain"]
 
 _DEFAULT_INCLUDE = Path("/usr/include")
+_VERSION_FILES = ("share/hip/version", "bin/.hipVersion")  # where clang reads HIP's version, below --hip-path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,11 @@ class Toolchain:
         The compiler's own default folder is never named: as -isystem it would come before libstdc++'s `#include_next`.
         """
         headers = () if self.include == _DEFAULT_INCLUDE else ("-isystem", str(self.include))
-        return (*headers, f"--hip-path={self.prefix}", f"--rocm-device-lib-path={self.device_libs}")
+        paths = (f"--hip-path={self.prefix}", f"--rocm-device-lib-path={self.device_libs}")
+        if any((self.prefix / name).is_file() for name in _VERSION_FILES):
+            return (*headers, *paths)
+        # Without such a file clang takes HIP for 3.5, and then std::sqrt and its like are undefined in device code.
+        return (*headers, *paths, f"--hip-version={self.hip_version}")
 
     def identity(self) -> dict[str, str]:
         """What names this toolchain on any machine: no absolute path, no time."""

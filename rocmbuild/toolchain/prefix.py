@@ -25,6 +25,7 @@ _TOOLS = """
 """
 _COMPILER_RT = ("libclang_rt.builtins-*.a", "clang_rt.crtbegin-*.o", "clang_rt.crtend-*.o")
 _HIP_LIBRARIES = ("libamdhip64", "libhiprtc", "libhiprtc-builtins", "libhsa-runtime64")
+_CMAKE = ("hip", "hip-lang", "hiprtc", "hsa-runtime64")
 _LINK_ONLY = "this copy is for linking only; run the program where ROCm's runtime is, or with torch's own"
 
 _UNUSED = {
@@ -190,8 +191,8 @@ def _copy_hip(usr: Path, tree: Path, clang: Path) -> None:
             )
         (tree / "lib" / library.name).symlink_to(f"{TRIPLE}/{library.name}")
     cmake = usr / "lib" / TRIPLE / "cmake"
-    for folder in sorted(path for path in cmake.iterdir() if path.is_dir()) if cmake.is_dir() else []:
-        if folder.name.startswith(("hip", "hsa")):
+    for folder in (cmake / name for name in _CMAKE):
+        if folder.is_dir():
             shutil.copytree(folder, libraries / "cmake" / folder.name, symlinks=True)
             _forward(tree, folder)
     comgr = tree / "lib/cmake/amd_comgr"

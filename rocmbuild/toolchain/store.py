@@ -67,6 +67,8 @@ def system_errors(what: str) -> Iterator[None]:
     except OSError as err:
         where = err.filename if err.filename is not None else "a file"
         reason = err.strerror or type(err).__name__
+        if isinstance(err, shutil.Error) and err.args and err.args[0]:  # what copytree collects: source, target, why
+            _, where, reason = err.args[0][0]
         hint = _SPACE if _no_space(err) else _ELSEWHERE if err.errno in (errno.EROFS, errno.EACCES) else ""
         raise EnvironmentFailure(f"{what}: {where}: {reason}", hint=hint) from err
     except EnvironmentFailure as err:
@@ -125,9 +127,10 @@ def downloads(store: Path) -> Iterator[Path]:
 
 def _no_space(err: OSError | EnvironmentFailure) -> bool:
     """Whether the disk is full, said by the system to this process or to a program that it ran."""
-    if isinstance(err, OSError):
-        return err.errno in _FULL
-    return any(os.strerror(code) in err.message for code in _FULL) or "enough free space" in err.message
+    if isinstance(err, OSError) and err.errno in _FULL:
+        return True
+    text = err.message if isinstance(err, EnvironmentFailure) else str(err)
+    return any(os.strerror(code) in text for code in _FULL) or "enough free space" in text
 
 
 def publish(store: Path, folder: Path, *, name: str, kind: str, facts: Mapping[str, Any]) -> Entry:

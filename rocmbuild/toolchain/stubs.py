@@ -86,7 +86,7 @@ def exported(path: Path) -> tuple[Symbol, ...]:
     found = []
     for symbol in _symbols(path):
         kind, binding = symbol.info & 15, symbol.info >> 4
-        if symbol.section in (_UNDEFINED, _ABSOLUTE) or binding == _LOCAL:
+        if symbol.section in (_UNDEFINED, _ABSOLUTE) or binding == _LOCAL or symbol.name == MARK:
             continue
         data = kind in _DATA
         found.append(
@@ -155,13 +155,12 @@ def _assembly(symbols: Sequence[Symbol], why: str | None) -> str:
     else:
         lines += ["movl $1, %eax", "movl $2, %edi", "leaq .Lwhy(%rip), %rsi", "movl $.Lend-.Lwhy, %edx", "syscall"]
         lines += ["movl $231, %eax", "movl $127, %edi", "syscall", "hlt"]  # write it, then exit_group(127)
+    repeated = _repeated(symbols)
     for index, symbol in enumerate(symbols):
-        plain = symbol.default or not symbol.version
-        name = symbol.name if plain else f".Lold{index}"
-        if plain:
-            lines += [f".{'weak' if symbol.weak else 'globl'} {name}"]
-        else:
-            lines += [f".symver {name},{symbol.name}@{symbol.version}"]
+        name = f"{MARK}_{index}" if symbol.name in repeated else symbol.name
+        if symbol.name in repeated:
+            lines += [f".symver {name},{symbol.name}{'@@' if symbol.default else '@'}{symbol.version}"]
+        lines += [f".{'weak' if symbol.weak else 'globl'} {name}"]
         if symbol.data:
             space = max(symbol.size, 1)
             lines += [".data", ".balign 16", f".type {name},@object", f".size {name},{space}", f"{name}: .zero {space}"]
@@ -173,6 +172,13 @@ def _assembly(symbols: Sequence[Symbol], why: str | None) -> str:
     return "\n".join([*lines, '.section .note.GNU-stack,"",@progbits', ""])
 
 
+def _repeated(symbols: Sequence[Symbol]) -> frozenset[str]:
+    """Names that have several versions, or one that is not the default: only these need more than the script."""
+    names = [symbol.name for symbol in symbols]
+    seen = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+    return frozenset(seen | {symbol.name for symbol in symbols if symbol.version and not symbol.default})
+
+
 def _versions(symbols: Sequence[Symbol]) -> str:
     """The linker's version script."""
     groups: dict[str, list[str]] = {}
@@ -182,6 +188,6 @@ def _versions(symbols: Sequence[Symbol]) -> str:
     groups.setdefault(min(groups, default=""), []).extend(loose)
     nodes: list[str] = []
     for version in sorted(groups):
-        rest = " local: *;" if not nodes else ""
-        nodes.append(f"{version} {{ global: {' '.join(f'{name};' for name in groups[version])}{rest} }};\n")
+        listed = " ".join(f"{name};" for name in groups[version])
+        nodes.append(f"{version} {{ global: {listed}{'' if nodes else ' local: *;'} }};\n")
     return "".join(nodes)
