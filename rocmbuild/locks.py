@@ -32,7 +32,10 @@ class Lock:
             if waiting and not told:
                 waiting()
                 told = True
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue  # removed since
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX)
             except BaseException:
@@ -46,12 +49,16 @@ class Lock:
     def attempt(cls, path: Path, *, create: bool = True) -> Lock | None:
         """The lock if nobody holds it. create=False: None too where there is no such file."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        missed = 0
         while True:
             try:
                 handle = os.open(path, flags, 0o644)
             except FileNotFoundError:
                 if not create:
                     return None
+                missed += 1
+                if missed > 100:  # nobody removes a folder that often: nothing can be made there
+                    raise
                 path.parent.mkdir(parents=True, exist_ok=True)
                 continue
             try:
