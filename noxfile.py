@@ -85,7 +85,7 @@ def wheel(session: nox.Session) -> None:
 
 @nox.session
 def wrapped(session: nox.Session) -> None:
-    """Public projects with their own setup.py, compiled whole for one target: some ten minutes on two cores."""
+    """A public project with its own setup.py, compiled whole for one target: some minutes on two cores."""
     session.install("-e", ".[cli,test]", TORCH)
     session.run("rocmbuild", "toolchain", "install", "debian", "--with", "math")
     session.run(

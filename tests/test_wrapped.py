@@ -213,7 +213,7 @@ def from_index(name: str, version: str, digest: str, folder: Path) -> Path:
 
 SCATTER = ("torch-scatter", "2.1.2", "69b3aa435f2424ac6a1bfb6ff702da6eb73b33ca0db38fb26989c74159258e47")
 SPARSE = ("torch-sparse", "0.6.18", "2f14c510a6e93f404c6ea357210615b3c15a71731f9dbd86f25434e34fb5a741")
-CLUSTER = ("torch-cluster", "1.6.3", "78d5a930a5bbd0d8788df8c6d66addd68d6dd292fe3edb401e3dacba26308152")
+SPLINE = ("torch-spline-conv", "1.2.2", "ed45a81da29f774665dbdd4709d7e534cdf16d2e7006dbd06957f35bd09661b2")
 
 
 @pytest.mark.slow
@@ -251,29 +251,11 @@ def test_a_public_project_that_rocm_7_refuses_is_told_so_by_line(
 def test_a_public_project_with_streams_becomes_a_wheel(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch-cluster: seven .cu files with at::cuda::getCurrentCUDAStream, each an extension; about 25 units."""
+    """torch-spline-conv: at::cuda::getCurrentCUDAStream, kernels for float and double; two .cu files of seven units."""
     monkeypatch.setenv("FORCE_ONLY_CUDA", "1")  # the project's own switch: without the CPU twin of each extension
-    done = build(from_index(*CLUSTER, tmp_path), tmp_path / "dist", cache)
+    done = build(from_index(*SPLINE, tmp_path), tmp_path / "dist", cache)
     assert done.returncode == 0, done.stderr
-    _held(Path(json.loads(done.stdout)["wheel"]), kernels="fps_kernel", units=7)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("ROCMBUILD_TEST_PUBLIC"), reason="minutes; `nox -s wrapped` runs it")
-@needs_toolchain
-@needs_torch_sdk
-@pytest.mark.usefixtures("torch_here", "math")
-def test_a_public_project_with_shuffles_becomes_a_wheel_once_mended(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch-scatter with the two lines that it was told of corrected: streams, shuffles, half; 3 .cu files."""
-    monkeypatch.setenv("FORCE_ONLY_CUDA", "1")
-    project = from_index(*SCATTER, tmp_path)
-    source = project / "csrc/cuda/utils.cuh"
-    source.write_text(source.read_text().replace("const unsigned mask", "const unsigned long long mask"))
-    done = build(project, tmp_path / "dist", cache)
-    assert done.returncode == 0, done.stderr
-    _held(Path(json.loads(done.stdout)["wheel"]), kernels="segment_coo", units=3)
+    _held(Path(json.loads(done.stdout)["wheel"]), kernels="spline_basis", units=2)
 
 
 @pytest.mark.slow
