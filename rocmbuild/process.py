@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import subprocess
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rocmbuild.errors import CheckError, EnvironmentFailure, RocmbuildError
 
-__all__ = ["Completed", "Exchange", "Stream", "run", "stream"]
+__all__ = ["Completed", "Exchange", "Stream", "filter_lines", "run", "stream"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +68,8 @@ def run(
     except PermissionError as err:
         raise EnvironmentFailure(f"{what}: {words[0]} cannot be executed ({err.strerror})", hint=hint) from err
     except subprocess.TimeoutExpired as err:
-        raise EnvironmentFailure(f"{what}: no answer within {timeout:g} s from: {shlex.join(words)}", hint=hint) from err
+        words_run = shlex.join(words)
+        raise EnvironmentFailure(f"{what}: no answer within {timeout:g} s from: {words_run}", hint=hint) from err
     result = Completed(argv=words, returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
     if check and result.returncode != 0:
         raise error(f"{what}: exit {result.returncode} from: {shlex.join(words)}\n{result.output}", hint=hint)
@@ -178,3 +182,39 @@ class Exchange:
         """End it without a result."""
         self._process.kill()
         self._process.communicate()
+
+
+def filter_lines(
+    argv: Sequence[str | os.PathLike[str]], lines: Sequence[str], *, longest: int, memory: int, timeout: float
+) -> list[str]:
+    """What a filter program makes of lines, line by line; [] where it cannot be run.
+
+    Ends early, with the lines that are whole, where the program ends, gives a line of more than `longest` bytes, wants
+    more than `memory` bytes of address space, or is not done after `timeout` seconds: nothing that is fed to it can
+    fill this process's memory.
+    """
+    limited = ("/bin/sh", "-c", f'ulimit -v {memory >> 10}; exec "$@"', "sh", *(os.fspath(word) for word in argv))
+    found: list[str] = []
+    rest = b""
+    deadline = time.monotonic() + timeout
+    with tempfile.TemporaryFile() as given:
+        given.write("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
+        given.seek(0)
+        try:
+            child = subprocess.Popen(limited, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        except OSError:
+            return []
+    assert child.stdout is not None
+    try:
+        while len(found) < len(lines) and len(rest) <= longest:
+            ready, _, _ = select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            chunk = os.read(child.stdout.fileno(), 1 << 16) if ready else b""
+            if not chunk:
+                break
+            *whole, rest = (rest + chunk).split(b"\n")
+            found += [line.decode("utf-8", "backslashreplace") for line in whole]
+    finally:
+        child.kill()
+        child.stdout.close()
+        child.wait()
+    return found[: len(lines)]

@@ -7,6 +7,7 @@ Reads are bounded: at most one bundle (when compressed) and one code object are 
 from __future__ import annotations
 
 import json
+import lzma
 import re
 import stat
 import struct
@@ -26,7 +27,7 @@ from rocmbuild.audit.elf import DT_SONAME, EM_AMDGPU, MAGIC, STB_WEAK, Elf, is_e
 from rocmbuild.audit.finding import Finding
 from rocmbuild.audit.source import Data, open_file
 from rocmbuild.audit.torch_abi import TorchNeed, is_stable, torch_need
-from rocmbuild.errors import InputError
+from rocmbuild.errors import printable
 
 __all__ = ["EVIDENCE", "BinaryReport", "BundleInfo", "HostSide", "Library", "inspect"]
 
@@ -35,10 +36,13 @@ _FATBIN = ".hip_fatbin"
 _RDC_SECTION = "__CLANG_OFFLOAD_BUNDLE__"
 _ARCHIVE, _THIN, _ZIP = b"!<arch>\n", b"!<thin>\n", b"PK\x03\x04"
 _SMALL = 1 << 21  # a wheel's members are read in pieces of 2 MiB
-_MAX_EVIDENCE = 1 << 26
+_MAX_EVIDENCE = 1 << 24
 _MAX_NAMES = 1 << 22
+_MAX_DIRECTORY = 1 << 24  # a hundred thousand files and more
+_MAX_SYMBOLS = 1 << 18
 _TORCH_CXX = re.compile(r"_Z(?:GV|GR|T[VISTCW])?N?[VKrRO]*(?:2at|3c10|5torch|6caffe2)")
 _HIP = re.compile(r"(?:__)?hip[A-Z_]|__gpu_|amd_?comgr|hsa_")
+_INTERESTING = re.compile(rf"{_HIP.pattern}|{_TORCH_CXX.pattern}|aoti_torch_|torch_|_?Py")
 
 Kind = Literal["shared library", "object", "executable", "code object", "bundle"]
 
@@ -158,15 +162,13 @@ def inspect(
         evidence = None
         wheel = head.startswith(_ZIP)
         if wheel:
-            libraries, evidence = reader.wheel(path)
+            libraries, evidence = reader.wheel(path, data)
         else:
             libraries = tuple(reader.file(data, str(path), head))
             if not libraries:
                 what = "empty" if not data.size else f"it begins with {head[:8].hex(' ')}"
-                raise InputError(
-                    f"{path}: nothing to look into ({what}); wanted a wheel, an ELF file, an archive, "
-                    "a code object or an offload bundle"
-                )
+                kinds = "a wheel, an ELF file, an archive, a code object or an offload bundle"
+                raise data.error(0, f"nothing to look into ({what}); wanted {kinds}")
     if demangle:
         libraries = _readable(libraries, demanglers)
     return BinaryReport(path=str(path), wheel=wheel, libraries=libraries, evidence=evidence)
@@ -324,27 +326,70 @@ class _Reader:
             head = member.read(0, min(24, member.size), "magic")
             yield from self.file(member, f"{name}({text})", head, member=True)
 
-    def wheel(self, path: Path) -> tuple[tuple[Library, ...], Mapping[str, Any] | None]:
+    def wheel(self, path: Path, data: Data) -> tuple[tuple[Library, ...], Mapping[str, Any] | None]:
         """The members of a wheel that are binaries, and its evidence; other members are not unpacked."""
         libraries: list[Library] = []
         evidence: Mapping[str, Any] | None = None
+        at = _check_directory(data)
         try:
             with zipfile.ZipFile(path) as wheel:
                 for info in wheel.infolist():
+                    at = info.header_offset
                     name = info.filename
                     if info.is_dir() or stat.S_ISLNK(info.external_attr >> 16):
                         continue
                     if name.count("/") == 1 and name.endswith(f".dist-info/{EVIDENCE}"):
-                        evidence = _evidence(wheel, info, path)
+                        evidence = _evidence(wheel, info, data)
                         continue
+                    if info.flag_bits & 1:
+                        raise data.error(at, f"{printable(name)} is encrypted")
+                    if info.compress_type == zipfile.ZIP_LZMA:
+                        _check_dictionary(data, info)
                     with wheel.open(info) as stream:
                         head = stream.read(24)
                         if not (head.startswith((MAGIC, _ARCHIVE)) or is_bundle(head)):
                             continue
                         libraries += self.file(_member(stream, info, head, path), name, head)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, struct.error) as err:
-            raise InputError(f"{path}: not a sound zip archive ({type(err).__name__}: {err})") from None
+        except _ZIP_FAULTS as err:
+            raise data.error(max(0, at), f"not a sound zip archive ({type(err).__name__}: {err})") from None
         return tuple(libraries), evidence
+
+
+_ZIP_FAULTS = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, struct.error),
+    *(UnicodeDecodeError, OverflowError, ValueError, OSError),
+)
+"""What zipfile raises for damaged archives, besides its own error."""
+
+
+def _check_directory(data: Data) -> int:
+    """The place of a zip archive's last record. InputError where its directory is larger than a wheel's can be.
+
+    zipfile makes an object of each entry, which takes several times as much memory.
+    """
+    size = min(data.size, (1 << 16) + 22)
+    tail = data.read(data.size - size, size, "end of the zip archive")
+    at = tail.rfind(b"PK\x05\x06")
+    if at < 0 or at + 22 > size:
+        raise data.error(0, "not a sound zip archive (its end is missing)")
+    length = struct.unpack_from("<I", tail, at + 12)[0]
+    place = data.size - size + at
+    large = place - 76  # the record of zip64 and its locator stand just before
+    if large >= 0 and data.read(large, 4, "zip64 record") == b"PK\x06\x06":
+        length = struct.unpack("<Q", data.read(large + 40, 8, "zip64 record"))[0]
+    if length > _MAX_DIRECTORY:
+        raise data.error(place, f"a directory of {length} bytes is larger than a wheel's can be ({_MAX_DIRECTORY})")
+    return place
+
+
+def _check_dictionary(data: Data, info: zipfile.ZipInfo) -> None:
+    """InputError where an LZMA member wants a larger dictionary than its own size: that much memory it would take."""
+    head = data.read(info.header_offset, 30, "zip member header")
+    start = info.header_offset + 30 + sum(struct.unpack_from("<HH", head, 26))
+    properties = data.read(start, min(9, data.size - start), "LZMA properties")
+    size = int.from_bytes(properties[5:9], "little")
+    if size > max(1 << 26, info.file_size):
+        raise data.error(start, f"an LZMA dictionary of {size} bytes for a member of {info.file_size}")
 
 
 def _finding(severity: Literal["error", "warning"], rule: str, message: str, where: str) -> Finding:
@@ -372,7 +417,9 @@ def _host_side(elf: Elf) -> HostSide:
     table = ".dynsym" if elf.section(".dynsym") else ".symtab"
     undefined: dict[str, bool] = {}  # name -> whether the library loads without it
     for symbol in elf.symbols(table):
-        if symbol.section == 0 and symbol.name:
+        if symbol.section == 0 and _INTERESTING.match(symbol.name):
+            if len(undefined) > _MAX_SYMBOLS:
+                raise elf.data.error(0, f"more than {_MAX_SYMBOLS} undefined symbols are not plausible")
             undefined[symbol.name] = undefined.get(symbol.name, True) and symbol.binding == STB_WEAK
     return HostSide(
         machine=elf.machine,
@@ -399,7 +446,7 @@ def _member(stream: IO[bytes], info: zipfile.ZipInfo, head: bytes, path: Path) -
         last = (last + chunk)[-_SMALL:]
         size += len(chunk)
     if size != info.file_size:
-        raise InputError(f"{label}: {size} bytes, the archive promises {info.file_size}")
+        raise Data(label, size, lambda _at, _size: b"").error(0, f"{size} bytes, the archive promises {info.file_size}")
 
     def read(offset: int, count: int) -> bytes:
         if offset + count <= len(first):
@@ -421,16 +468,16 @@ def _member(stream: IO[bytes], info: zipfile.ZipInfo, head: bytes, path: Path) -
     return Data(label, size, read)
 
 
-def _evidence(wheel: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Mapping[str, Any]:
-    label = f"{path}({info.filename})"
+def _evidence(wheel: zipfile.ZipFile, info: zipfile.ZipInfo, data: Data) -> Mapping[str, Any]:
+    at = info.header_offset
     if info.file_size > _MAX_EVIDENCE:
-        raise InputError(f"{label}: {info.file_size} bytes are too many for evidence")
+        raise data.error(at, f"{info.filename}: {info.file_size} bytes are too many for evidence")
     try:
         value = json.loads(wheel.read(info))
     except (ValueError, RecursionError) as err:
-        raise InputError(f"{label}: not JSON ({err})") from None
+        raise data.error(at, f"{info.filename}: not JSON ({err})") from None
     if not isinstance(value, dict):
-        raise InputError(f"{label}: found {type(value).__name__}, wanted a JSON object")
+        raise data.error(at, f"{info.filename}: found {type(value).__name__}, wanted a JSON object")
     return value
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from rocmbuild.audit.elf import EM_AMDGPU, Elf, read_elf
 from rocmbuild.audit.finding import Finding
 from rocmbuild.audit.processors import vgpr_encoding
-from rocmbuild.audit.source import Data, from_bytes
+from rocmbuild.audit.source import Data
 from rocmbuild.errors import printable
 
 __all__ = [
@@ -187,8 +187,7 @@ def read_code_object(data: Data, *, bundle_id: str = "", where: str = "") -> Cod
             size=data.size,
             kernels=(),
         )
-    place = data.place()
-    elf = read_elf(from_bytes(place, data.read(0, data.size, "code object")))
+    elf = read_elf(data.held("code object"))
     if elf.machine != EM_AMDGPU:
         raise data.error(18, f"an ELF file for machine {elf.machine}, not an AMDGPU code object ({EM_AMDGPU})")
     version = elf.abi_version + 2
@@ -260,7 +259,8 @@ def _metadata(elf: Elf) -> tuple[str, list[dict[str, Any]]]:
     """The target that the metadata notes name and their kernel rows; device LTO leaves several notes."""
     import msgpack  # for code objects only
 
-    target, rows, seen = "", [], False
+    target, seen = "", False
+    rows: list[dict[str, Any]] = []
     known: dict[bytes, tuple[str, ...]] = {}
     for owner, kind, description in elf.notes():
         if owner != b"AMDGPU" or kind != NT_AMDGPU_METADATA:
@@ -268,6 +268,8 @@ def _metadata(elf: Elf) -> tuple[str, list[dict[str, Any]]]:
         seen = True
         try:
             said, found = _note(description, known)
+        except _Nameless as err:
+            raise elf.data.error(0, f"AMDGPU metadata, kernel {len(rows) + err.index}: {err}") from None
         except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as err:
             fault = f"{type(err).__name__}: {err}".rstrip(": ")
             raise elf.data.error(0, f"the AMDGPU metadata note is damaged ({fault})") from None
@@ -290,7 +292,8 @@ def _note(note: bytes, known: dict[bytes, tuple[str, ...]]) -> tuple[str, list[d
 
     reader = msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=max(1, len(note)))
     reader.feed(note)
-    target, rows = "", []
+    target = ""
+    rows: list[dict[str, Any]] = []
     if not _is_map(note, 0):
         return target, None
     for _ in range(reader.read_map_header()):
@@ -307,10 +310,22 @@ def _note(note: bytes, known: dict[bytes, tuple[str, ...]]) -> tuple[str, list[d
             for _ in range(reader.read_array_header()):
                 if not _is_map(note, reader.tell()):
                     return target, None
-                rows.append(_row(reader, note, known))
+                row = _row(reader, note, known)
+                for name in (".name", ".symbol"):  # at once: rows without them would be many and small
+                    if not isinstance(row.get(name), str):
+                        raise _Nameless(len(rows), f"{name} is {row.get(name)!r:.40}, wanted a name")
+                rows.append(row)
     if reader.tell() != len(note):
         raise ValueError(f"{len(note) - reader.tell()} bytes follow")
     return target, rows
+
+
+class _Nameless(Exception):
+    """A kernel's row without its name."""
+
+    def __init__(self, index: int, message: str) -> None:
+        super().__init__(message)
+        self.index = index
 
 
 def _is_map(note: bytes, at: int) -> bool:
@@ -372,17 +387,13 @@ _KEYS = {key for _, key, _ in _COUNTS} | {".name", ".symbol", ".uses_dynamic_sta
 
 
 def _kernels(elf: Elf, rows: list[dict[str, Any]], processor: str) -> tuple[Kernel, ...]:
-    wanted = {row.get(".symbol") for row in rows if isinstance(row.get(".symbol"), str)}
+    wanted = {row[".symbol"] for row in rows}
     table = ".dynsym" if elf.section(".dynsym") else ".symtab"
     places = {s.name: s.value for s in elf.symbols(table) if s.section and s.name in wanted}
     wave64_only = default_wave(processor) == 64
     granules = {wave: vgpr_encoding(processor, wave) for wave in (32, 64)}
     kernels = []
-    for index, row in enumerate(rows):
-        for key in (".name", ".symbol"):
-            if not isinstance(row.get(key), str):
-                at = f"AMDGPU metadata, kernel {index}"
-                raise elf.data.error(0, f"{at}: {key} is {row.get(key)!r:.40}, wanted a name")
+    for row in rows:
         name, symbol = sys.intern(row[".name"]), sys.intern(row[".symbol"])
         counts: dict[str, Any] = {}
         for field, key, needed in _COUNTS:

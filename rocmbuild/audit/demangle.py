@@ -6,31 +6,35 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rocmbuild.errors import RocmbuildError
-from rocmbuild.process import run
+from rocmbuild.process import filter_lines
 
 __all__ = ["demangle", "short_name"]
 
 _TOOLS = ("llvm-cxxfilt", "c++filt")
+_LONGEST = 1 << 20
+_MEMORY = 1 << 28
+_TRIES = 4
 
 
 def demangle(names: Iterable[str], *, tools: Sequence[Path] = ()) -> dict[str, str]:
     """mangled -> readable, for the C++ names among them, by one process; {} without a demangler.
 
-    tools: demanglers to try before those on PATH.
+    tools: demanglers to try before those on PATH. A name of 250 bytes can stand for gigabytes of text: one whose text
+    would be longer than 1 MiB stays as it is, and after a few of these so do those that come after it.
     """
-    mangled = sorted({name for name in names if name.startswith("_Z") and name.isprintable()})
+    mangled = sorted({name for name in names if name.startswith("_Z") and name.isprintable() and len(name) < _LONGEST})
     found = [str(tool) for tool in tools if tool.exists()] + [path for path in map(shutil.which, _TOOLS) if path]
-    if not mangled:
-        return {}
-    for tool in found:
-        try:
-            done = run([tool], what="demangling", stdin="\n".join(mangled) + "\n", check=False, timeout=120)
-        except RocmbuildError:
-            continue
-        lines = done.stdout.splitlines()
-        if done.returncode == 0 and len(lines) == len(mangled):
-            return dict(zip(mangled, lines, strict=True))
+    for tool in found if mangled else ():
+        readable: dict[str, str] = {}
+        rest = mangled
+        for _ in range(_TRIES):
+            lines = filter_lines([tool], rest, longest=_LONGEST, memory=_MEMORY, timeout=60)
+            readable.update(zip(rest, lines, strict=False))
+            rest = rest[len(lines) + 1 :]  # the next would not do
+            if not rest:
+                break
+        if readable:
+            return readable
     return {}
 
 

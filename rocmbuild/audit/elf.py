@@ -29,6 +29,7 @@ _WHOLE = 1 << 22  # string tables up to 4 MiB are read at once
 _PAGE = 1 << 16
 _PAGES = 16
 _MAX_NAME = 1 << 20
+_MAX_SECTIONS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +207,8 @@ def read_elf(data: Data) -> Elf:
     if shoff and (shnum == 0 or shstrndx == 0xFFFF):
         first = struct.unpack("<IIQQQQIIQQ", data.read(shoff, 64, "first section header"))
         shnum = shnum or first[5]
+        if shnum > _MAX_SECTIONS:
+            raise data.error(shoff, f"{shnum} sections are not plausible (at most {_MAX_SECTIONS})")
         shstrndx = first[6] if shstrndx == 0xFFFF else shstrndx
     segments = tuple(
         Segment(type=p[0], offset=p[2], address=p[3], file_size=p[5])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rocmbuild.errors import InputError
+from rocmbuild.errors import InputError, printable
 
 __all__ = ["Data", "from_bytes", "open_file"]
 
@@ -35,7 +35,7 @@ class Data:
 
     def place(self, offset: int = 0) -> str:
         """File and offset, for messages."""
-        return f"{self.name}: offset 0x{self.base + offset:x}"
+        return f"{printable(self.name, limit=1000)}: offset 0x{self.base + offset:x}"
 
     def error(self, offset: int, message: str) -> InputError:
         """An error that names file and offset; the caller raises it."""
@@ -60,6 +60,11 @@ class Data:
         self.check(offset, size, what)
         return Data(self.name, size, self._read, self.base + offset)
 
+    def held(self, what: str) -> Data:
+        """The same bytes, read into memory once; messages name the same places."""
+        raw, base = self.read(0, self.size, what), self.base
+        return Data(self.name, self.size, lambda offset, size: raw[offset - base : offset - base + size], base)
+
     def skip_zeros(self, offset: int) -> int:
         """The offset of the first byte from offset on that is not zero, or size."""
         while offset < self.size:
@@ -82,10 +87,11 @@ def open_file(path: Path) -> Iterator[Data]:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
-            raise InputError(f"{path}: not a regular file")
+            raise InputError(f"{printable(str(path), limit=1000)}: not a regular file")
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as err:
-        raise InputError(f"{path}: cannot be read ({err.strerror})") from err
+    except (OSError, ValueError) as err:  # ValueError: a null byte in the path
+        why = err.strerror if isinstance(err, OSError) else err
+        raise InputError(f"{printable(str(path), limit=1000)}: cannot be read ({why})") from err
     try:
         yield Data(str(path), os.fstat(handle).st_size, lambda offset, size: os.pread(handle, size, offset))
     finally:
