@@ -137,7 +137,7 @@ def test_any_edits_of_a_real_tree(edits: list[list[tuple[str, Any, Any]]]) -> No
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.lists(EDITS, min_size=1, max_size=3), min_size=1, max_size=5))
 def test_many_edits_of_a_real_tree(edits: list[list[tuple[str, Any, Any]]]) -> None:
     check_edits(edits)

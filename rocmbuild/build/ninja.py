@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +122,7 @@ def run_ninja(plan: BuildPlan, build_dir: Path, *, jobs: int | None, verbose: bo
     path = build_dir / "build.ninja"
     if not path.exists() or path.read_bytes() != text:
         write_atomic(path, text)
+    _forget_times_ahead(build_dir)
     words = [str(ninja), "-k", "0", *(["-v"] if verbose else []), *(["-j", str(jobs)] if jobs else [])]
     ran = 0
     tail: list[str] = []
@@ -136,6 +139,21 @@ def run_ninja(plan: BuildPlan, build_dir: Path, *, jobs: int | None, verbose: bo
     if ninja_run.status != 0:
         raise _failure(plan, build_dir, tail)
     return ran
+
+
+def _forget_times_ahead(build_dir: Path) -> None:
+    """Build all anew where the last build's times lie ahead of the clock, which was set back since.
+
+    Ninja compares times: an edit made now would look older than what was built of the source before it, and what was
+    built from inputs ahead of the clock would never look done.
+    """
+    log, now = build_dir / ".ninja_log", time.time() + 2
+    if not log.exists() or log.stat().st_mtime <= now:
+        return
+    log.unlink()
+    for path in build_dir.rglob("*"):
+        if not path.is_symlink() and path.stat().st_mtime > now:
+            os.utime(path)
 
 
 def _failure(plan: BuildPlan, build_dir: Path, tail: list[str]) -> CheckError:
