@@ -231,3 +231,109 @@ def test_conditions_themselves_name_what_they_want(engine: Engine) -> None:
 def test_launches_that_could_not_be_converted_are_findings(engine: Engine) -> None:
     assert rules(engine, "void f() {\n  k<<<CONFIG>>>(p);\n}\n") == [(2, 4, "launch", "error")]
     assert rules(engine, "extern __shared__ float s[][32];") == [(1, 8, "dynamic-shared", "warning")]
+
+
+def test_names_that_end_in_no_word_begin_others(engine: Engine) -> None:
+    assert rules(engine, "cub::DoubleBuffer<int> b; nvcuda::wmma::x();") == [(1, 27, "leftover", "error")]
+
+
+def test_constants_are_left_over_too_and_includes_told_once(engine: Engine) -> None:
+    text = "#include <cudaTypedefs.h>\nint a = CU_TENSOR_MAP_SWIZZLE_NONE + CUBLAS_NO_SUCH_MODE + CU_OURS;\n"
+    text += "#define CU_OURS 1\n"
+    assert rules(engine, text) == [
+        (1, 10, "cuda-include", "error"),
+        (2, 9, "leftover", "error"),
+        (2, 38, "leftover", "error"),
+    ]
+
+
+def test_types_that_the_tree_defines_are_its_own(engine: Engine) -> None:
+    header = "typedef struct { int x; } cudaTmaThing;\nusing __nv_own = int;\n"
+    assert check(engine, {"a.h": header, "b.cu": '#include "a.h"\ncudaTmaThing t; __nv_own o;\n'})[0] == []
+
+
+def test_a_header_that_only_dead_code_includes_is_not_checked(engine: Engine) -> None:
+    bad = "inline void bad() { cudaNoTwin(); }\n#define FROM_CUDA\n"
+    main = '#ifdef USE_ROCM\n#else\n#include "cuda_only.h"\n#endif\n#ifdef FROM_CUDA\ncudaNoTwin2();\n#endif\n'
+    files = {"main.cu": main, "cuda_only.h": '#include "deeper.h"\n', "deeper.h": bad}
+    assert check(engine, files) == ([], {})
+    # but one that nobody includes is: who knows who uses it
+    assert [found[0] for found in check(engine, {**files, "cuda_only.h": ""})[0]] == ["deeper.h", "main.cu"]
+    # and where a macro names an include, every file may be meant
+    files["other.cu"] = "#include WHICH\n"
+    assert [found[::3] for found in check(engine, files)[0]] == [
+        ("deeper.h", "leftover"), ("main.cu", "leftover"), ("other.cu", "include-computed"),
+    ]  # fmt: skip
+
+
+def test_a_well_known_macro_that_the_tree_defines_is_not_known(engine: Engine) -> None:
+    used = "#if __CUDA_ARCH__ >= 700\ncudaNoTwin();\n#endif\n"
+    assert check(engine, {"a.cu": used})[0] == []
+    vendor = "#ifdef __HIP_PLATFORM_AMD__\n#define __CUDA_ARCH__ 1300\n#endif\n"
+    assert len(check(engine, {"a.cu": '#include "v.h"\n' + used, "v.h": vendor})[0]) == 1
+    dead = "#ifdef __NVCC__\n#define __CUDA_ARCH__ 1300\n#endif\n"
+    assert check(engine, {"a.cu": '#include "v.h"\n' + used, "v.h": dead})[0] == []
+
+
+def test_macros_of_the_build_decide(engine: Engine) -> None:
+    text = "#if OURS\n#else\ncudaNoTwin();\n#endif\n#if LEVEL < 3\ncudaNoTwin();\n#endif\n"
+    text += "#if NAMED == 1\ncudaOdd();\n#endif\n"
+    defines = {"OURS": "1", "LEVEL": "0x3", "NAMED": "word", "cudaGiven": ""}
+    assert [found[1] for found in check(engine, {"a.cu": text + "cudaGiven x;\n"}, defines=defines)[0]] == [9]
+    # a macro of the build is defined, whatever the tree's dead code says
+    both = "#ifdef __NVCC__\n#define OURS 1\n#endif\n#ifdef OURS\ncudaNoTwin();\n#endif\n"
+    assert len(check(engine, {"a.cu": both}, defines=defines)[0]) == 1
+    assert check(engine, {"a.cu": both})[0] == []
+
+
+def test_a_mask_that_another_file_defines(engine: Engine) -> None:
+    use = '#include "m.h"\n__device__ int f(int v) { return __shfl_sync(kMask, v, 0); }\n'
+    for definition, told in [
+        ("constexpr unsigned kMask = 0xffffffff;\n", True),
+        ("static constexpr uint32_t kMask{0xffffffffu};\n", True),
+        ("#define kMask 0xffffffff\n", True),
+        ("constexpr unsigned long long kMask = 0xffffffff;\n", False),
+        ("constexpr auto kMask = all();\n", False),
+        ("#define kMask (all_lanes())\n", False),
+        ("#ifdef USE_ROCM\n#define kMask 0xffffffffull\n#else\n#define kMask 0xffffffffu\n#endif\n", False),
+        ("#ifdef OTHER\n#define kMask 0xffffffffull\n#else\n#define kMask 0xffffffffu\n#endif\n", False),
+        ("", False),
+    ]:
+        found = check(engine, {"a.cu": use, "m.h": definition})[0]
+        assert [one[3] for one in found] == ["shuffle-mask"] * told, definition
+
+
+def test_a_function_of_the_projects_own_takes_any_mask(engine: Engine) -> None:
+    own = "template <typename T> __device__ T __shfl_sync(unsigned mask, T v, int lane);\n"
+    assert check(engine, {"a.cu": '#include "own.h"\nx = __shfl_sync(0xffffffff, v, 1);\n', "own.h": own})[0] == []
+    assert check(engine, {"a.cu": "#define __shfl_sync shuffle\n__shfl_sync(0xffffffff, v, 1);\n"})[0] == []
+
+
+def test_headers_of_torch_are_not_the_projects(engine: Engine) -> None:
+    text = '#include "ATen/cuda/detail/IndexUtils.cuh"\n#include "c10/util/x.cuh"\n#include "torch/x.cuh"\n'
+    assert [found[2] for found in rules(engine, text)] == []
+
+
+def test_a_string_that_conversion_would_rewrite_is_told(engine: Engine) -> None:
+    """The guard itself: the converter never does it, so its table is given a name that leads into a literal."""
+    from rocmbuild.staging.convert import _changed_literals
+    from rocmbuild.staging.text import mask
+
+    before, after = 'int a;\nf("cudaMalloc"); g(\'"\');', 'int a;\nf("hipMalloc"); g(\'"\');'
+    [problem] = _changed_literals(before, mask(before), after, mask(after))
+    assert (problem.line, problem.column, problem.rule) == (2, 4, "string-literal")
+    assert "'cudaMalloc' to 'hipMalloc'" in problem.detail
+    assert _changed_literals(before, mask(before), before, mask(before)) == []
+    assert len(_changed_literals(before, mask(before), "int a;", "int a;")) == 1
+    include = '#include "a.cu"\nf("x");', '#include "a.hip"\nf("x");'
+    assert _changed_literals(include[0], mask(include[0]), include[1], mask(include[1])) == []
+
+
+def test_every_rule_says_what_to_do() -> None:
+    for name, rule in findings.RULES.items():
+        assert name == name.lower()
+        assert rule.severity in ("error", "warning")
+        assert rule.summary[0].isupper()
+        assert not rule.summary.endswith(".")
+        assert rule.hint
+        findings.finding("a.cu", name, name="n", detail="d")

@@ -107,7 +107,7 @@ RULES: Mapping[str, Rule] = {
     "wave-size": Rule("error", "A wave of 64 lanes", "{name} is 64; Radeon waves have 32 lanes", "use 32"),
     "warp-size-constant": Rule(
         "error",
-        "warpSize where a constant is wanted",
+        "A constant made of warpSize",
         "warpSize is used as a constant; in HIP it is none",
         "use a constant of your own that is 32",
     ),
