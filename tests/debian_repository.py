@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from conftest import require
+from support import require
 
 from rocmbuild.toolchain.debian import Apt, parse_sources, plan_sources
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import msgpack
 import pytest
 from audit_samples import Samples, extracted, readelf_many, readelf_target
-from conftest import require
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import require
 
 from rocmbuild.audit.binary import BinaryReport, Library, inspect
 from rocmbuild.audit.codeobject import PROCESSORS, CodeObject, default_wave, read_code_object

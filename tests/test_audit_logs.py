@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from audit_samples import SOURCE, WITHOUT_HEADERS
-from conftest import require
 from hypothesis import given
 from hypothesis import strategies as st
+from support import require
 
 from rocmbuild.audit.logs import Log, is_text, parse_log, read_log
 from rocmbuild.audit.report import AuditReport, audit, audit_paths

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from audit_samples import Samples
-from conftest import require
 from hypothesis import given
 from hypothesis import strategies as st
+from support import require
 
 from rocmbuild.audit import markdown as markdown_module
 from rocmbuild.audit.binary import inspect

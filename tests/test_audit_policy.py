@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from audit_samples import Samples
-from conftest import needs_toolchain, needs_torch_sdk
+from support import needs_toolchain, needs_torch_sdk
 
 from rocmbuild import pipeline
 from rocmbuild.audit.binary import inspect

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from audit_samples import Samples
-from conftest import needs_torch_sdk, require
+from support import needs_torch_sdk, require
 
 from rocmbuild.audit import torch_abi
 from rocmbuild.audit.binary import inspect

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import digest_tree, needs_toolchain, needs_torch_sdk, read_only
+from support import digest_tree, needs_toolchain, needs_torch_sdk, read_only
 
 from rocmbuild import pipeline
 from rocmbuild.config import Config, load_config

@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import needs_toolchain, needs_torch_sdk
+from support import needs_toolchain, needs_torch_sdk
 
 PROJECTS = Path(__file__).parent / "projects"
 ROOT = Path(__file__).parent.parent

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import needs_toolchain, needs_torch_sdk
+from support import needs_toolchain, needs_torch_sdk
 
 from rocmbuild.cli import main
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, needs_torch_sdk, require
+from support import ROOT, needs_torch_sdk, require
 
 from rocmbuild.host import compile_flags, include_dir, link_flags, runtime_sources
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import require
+from support import require
 
 from rocmbuild.build import loader
 

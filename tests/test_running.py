@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import needs_toolchain, require
+from support import needs_toolchain, require
 
 from rocmbuild.build.front import compiles_hip, expanded
 from rocmbuild.toolchain.model import Toolchain

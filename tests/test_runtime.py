@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import require
 from elftools.elf.elffile import ELFFile
+from support import require
 
 from rocmbuild.build import loader
 from rocmbuild.toolchain.model import Toolchain

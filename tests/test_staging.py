@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from conftest import digest_tree, needs_toolchain, needs_torch_sdk, read_only, require
+from support import digest_tree, needs_toolchain, needs_torch_sdk, read_only, require
 
 from rocmbuild.errors import EnvironmentFailure, InputError
 from rocmbuild.staging import stage as stage_module

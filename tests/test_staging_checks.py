@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import needs_torch_sdk
+from support import needs_torch_sdk
 
 from rocmbuild.staging import checks, convert, findings, layout, tables
 from rocmbuild.staging.convert import Engine

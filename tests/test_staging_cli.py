@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 import pytest
-from conftest import digest_tree, needs_torch_sdk, read_only
+from support import digest_tree, needs_torch_sdk, read_only
 
 from rocmbuild.cli import main
 from rocmbuild.errors import InputError

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import needs_torch_sdk
+from support import needs_torch_sdk
 
 from rocmbuild.staging import convert as conversion
 from rocmbuild.staging import layout, tables, text

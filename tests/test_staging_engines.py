@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import needs_torch_sdk
+from support import needs_torch_sdk
 
 from rocmbuild.config import HIPIFY_ENGINES
 from rocmbuild.errors import EnvironmentFailure

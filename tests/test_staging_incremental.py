@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, needs_torch_sdk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import ROOT, needs_torch_sdk
 
 from rocmbuild.staging.stage import Stage, make_stage
 from rocmbuild.toolchain.torch_sdk import find_torch_sdk

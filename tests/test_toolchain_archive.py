@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import require
 from debian_repository import Repository
+from support import require
 
 from rocmbuild.errors import EnvironmentFailure, InputError
 from rocmbuild.toolchain import install as installs

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import require
 from debian_repository import Repository
+from support import require
 
 from rocmbuild.errors import EnvironmentFailure
 from rocmbuild.toolchain.debian import (

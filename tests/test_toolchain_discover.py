@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import require
+from support import require
 
 from rocmbuild.errors import EnvironmentFailure, InputError
 from rocmbuild.toolchain import layouts

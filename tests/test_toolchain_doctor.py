@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import needs_toolchain, require
+from support import needs_toolchain, require
 
 from rocmbuild.cli import main
 from rocmbuild.toolchain import doctor

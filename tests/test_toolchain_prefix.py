@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import require
+from support import require
 
 from rocmbuild.audit.report import audit_paths
 from rocmbuild.toolchain.discover import managed_toolchain, toolchains_dir

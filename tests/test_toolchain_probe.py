@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import needs_toolchain, require
+from support import needs_toolchain, require
 
 from rocmbuild.errors import EnvironmentFailure
 from rocmbuild.process import run

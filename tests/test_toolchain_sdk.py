@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import needs_toolchain
+from support import needs_toolchain
 
 from rocmbuild.errors import EnvironmentFailure
 from rocmbuild.toolchain import lock as locks

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import require
+from support import require
 
 from rocmbuild.errors import EnvironmentFailure, InputError
 from rocmbuild.toolchain import store as stores

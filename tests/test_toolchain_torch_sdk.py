@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import require
+from support import require
 
 from rocmbuild.errors import EnvironmentFailure, InputError
 from rocmbuild.toolchain.store import entries, verify

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import digest_tree, needs_toolchain, needs_torch_sdk, require
+from support import digest_tree, needs_toolchain, needs_torch_sdk, require
 
 from rocmbuild.build.torch_hip import hip_headers, make_stubs
 from rocmbuild.build.wrapped import _MATH_HEADER

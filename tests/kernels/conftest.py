@@ -1,93 +1,16 @@
-"""The kernels' host library, built by rocmbuild itself and kept, as the package that users import."""
+"""The package under test, built once and imported as users import it."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import importlib
-import importlib.util
 import os
-import shutil
 import sys
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from filelock import FileLock
-
-from rocmbuild import pipeline
-from rocmbuild.build.project import copy_project
-from rocmbuild.config import load_config
-from rocmbuild.paths import cache_dir
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-KERNELS = ROOT / "kernels"
-CSRC_VARIABLE = "GGUF_KERNELS_TEST_CSRC"
-"""Another csrc folder to build from: how the seeded mutants run the very same tests."""
-PACKAGE_VARIABLE = "GGUF_KERNELS_TEST_PACKAGE"
-"""A folder with an unpacked wheel, to test in place of a fresh build: one wheel is to serve several torches."""
-
-_parent = importlib.util.spec_from_file_location("rocmbuild_tests_conftest", ROOT / "tests" / "conftest.py")
-assert _parent is not None and _parent.loader is not None
-_module = importlib.util.module_from_spec(_parent)
-_parent.loader.exec_module(_module)
-require = _module.require  # whichever conftest is found by this name, `from conftest import require` works
-
-
-def csrc_folder() -> Path:
-    """The device sources under test."""
-    return Path(os.environ.get(CSRC_VARIABLE) or KERNELS / "csrc")
-
-
-def build_package(csrc: Path, *, defines: Sequence[str] = (), flags: Sequence[str] = (), binding: bool = True) -> Path:
-    """Build the host platform's wheel from a csrc folder; returns the folder that holds gguf_kernels, for sys.path.
-
-    defines: further "NAME=value". flags: further compiler and linker words (sanitizers). binding: with torch's
-    operators, or only the C functions. Each variant keeps its build folder, so an edit compiles what it touches.
-    """
-    mutant = csrc.resolve() != (KERNELS / "csrc").resolve()
-    if mutant:  # compiled often, run little; parallel test runs keep theirs apart
-        flags = ("-O1", *flags)
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "") if mutant else ""
-    variant = hashlib.sha256(repr((ROOT, mutant, worker, defines, flags, binding)).encode()).hexdigest()[:12]
-    place = cache_dir() / "tests" / "kernels" / variant
-    place.mkdir(parents=True, exist_ok=True)
-    with FileLock(place / "lock"):
-        source = place / "source"
-        shutil.rmtree(source, ignore_errors=True)
-        shutil.copytree(KERNELS, source, ignore=shutil.ignore_patterns("csrc", "__pycache__"))
-        shutil.copytree(csrc, source / "csrc")
-        copy_project(source, place / "project", excluded=place / "build")
-        config = load_config(
-            place / "project", settings={"platforms": "host", "build-dir": str(place / "build")}, environ={}
-        )
-        (extension,) = config.extensions
-        pairs = tuple((name, value) for name, _, value in (define.partition("=") for define in defines))
-        extension = dataclasses.replace(
-            extension,
-            defines=(*extension.defines, *pairs),
-            cxx_flags=(*extension.cxx_flags, *flags),
-            link_flags=(*extension.link_flags, *flags),
-            sources=extension.sources if binding else tuple(g for g in extension.sources if not g.endswith(".cpp")),
-            torch=extension.torch if binding else "none",
-        )
-        built = pipeline.build_wheel(
-            dataclasses.replace(
-                config, extensions=(extension,), debug=bool(flags)
-            ),  # a sanitizer's report names functions
-            place / "dist",
-            dict(os.environ),
-        )
-        package = place / f"package-{hashlib.sha256(built.path.read_bytes()).hexdigest()[:16]}"
-        if not package.exists():
-            work = place / "unpacking"
-            shutil.rmtree(work, ignore_errors=True)
-            with zipfile.ZipFile(built.path) as wheel:
-                wheel.extractall(work)
-            work.rename(package)
-    return package
+from packages import PACKAGE_VARIABLE, build_package, csrc_folder
 
 
 @pytest.fixture(scope="session")

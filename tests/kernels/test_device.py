@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import KERNELS, ROOT
+from packages import KERNELS, ROOT
 
 from rocmbuild import pipeline
 from rocmbuild.config import load_config

@@ -15,8 +15,8 @@ import oracle
 import pytest
 import torch
 from cases import FORMATS, NMSE_F32
-from conftest import csrc_folder
 from native import DTYPES, TYPES, DequantizeParams, MoeVecParams, MulMatVecParams, NativeError, NativeLibrary, guarded
+from packages import csrc_folder
 from test_products import activations, assert_close, rng_of
 
 by_format = pytest.mark.parametrize("type_name", FORMATS)

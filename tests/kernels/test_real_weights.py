@@ -14,8 +14,8 @@ import oracle
 import pytest
 import torch
 from cases import NMSE_F32
-from conftest import require
 from filelock import FileLock
+from support import require
 from test_products import activations, assert_close, rng_of
 
 from rocmbuild.paths import cache_dir

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from conftest import CSRC_VARIABLE, KERNELS, ROOT
+from packages import CSRC_VARIABLE, KERNELS, ROOT
 from traps import ALL_TRAPS, ELSEWHERE, TRAPS, Trap
 
 HERE = Path(__file__).resolve().parent
