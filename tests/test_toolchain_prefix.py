@@ -151,6 +151,7 @@ def test_cmake_through_the_toolchain_file(toolchain: Toolchain, cmake: Path, pro
     proved(project / "out/libsaxpy.so", target="gfx1100")
 
 
+@pytest.mark.slow
 def test_a_makefile(toolchain: Toolchain, project: Path) -> None:
     """Objects, a library, a program linked by g++, and separate device code, whose link makes `__hip_fatbin`."""
     if not shutil.which("make"):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import needs_toolchain, require
+from support import needs_toolchain, needs_torch_sdk, require
 
 from rocmbuild.errors import EnvironmentFailure
 from rocmbuild.process import run
@@ -152,6 +152,7 @@ def test_no_code_object_is_an_error(tmp_path: Path) -> None:
             read_code_object(path)
 
 
+@needs_torch_sdk
 def test_a_build_refuses_what_its_toolchain_cannot_compile(toolchain: Toolchain, tmp_path: Path) -> None:
     """Before any compilation, and only for the target that cannot be."""
     prefix = tmp_path / "rocm"

@@ -121,7 +121,9 @@ def _search(environ: Mapping[str, str], spec: str | None, root: Path) -> Iterato
             continue  # its headers were looked at before, with a compiler of their own
         if fits is not None and candidate.toolchain is not None and not fits(candidate.toolchain.hip_version):
             reason = f"HIP {candidate.toolchain.hip_version} is outside {wanted}"
-            yield replace(candidate, toolchain=None, reasons=(reason,))
+            # A variable must fit; the user's own choice is passed over where a project asks for another range.
+            binding = candidate.binding and candidate.origin in VARIABLES
+            yield replace(candidate, toolchain=None, reasons=(reason,), binding=binding)
         else:
             yield candidate
 
