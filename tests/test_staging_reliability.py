@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, digest_tree, needs_torch_sdk, read_only
+from support import ROOT, digest_tree, needs_torch_sdk, read_only
 
 from rocmbuild.errors import EnvironmentFailure, InputError
 from rocmbuild.staging.stage import Stage, make_stage, sync

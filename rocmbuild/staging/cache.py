@@ -33,10 +33,13 @@ KEY = re.compile(r"[0-9a-f]{64}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What an entry is made of: facts, which are JSON, and bytes. fresh: what was made anew for it; is not kept."""
+    """What an entry is made of: facts, which are JSON, in the order of their keys, and bytes.
+
+    fresh: what was made anew for it; it is not kept.
+    """
 
     facts: Mapping[str, Any]
-    blobs: Sequence[bytes]
+    blobs: Sequence[bytes | memoryview]
     fresh: Sequence[str] = ()
 
 
@@ -46,7 +49,7 @@ class Entry:
 
     path: Path
     facts: Mapping[str, Any] = field(repr=False)
-    data: bytes = field(repr=False)
+    data: memoryview = field(repr=False)
     fresh: Sequence[str] = ()
 
 
@@ -89,13 +92,13 @@ class Store:
             return None
         except OSError as err:
             raise Damaged(f"it cannot be read: {err.strerror}") from err
-        stated, _, rest = whole.partition(b"\n")
-        if len(stated) != 64:
+        if whole[64:65] != b"\n":
             raise Damaged("it is cut short or is no stage")
-        if hashlib.sha256(rest).hexdigest().encode() != stated:
+        view = memoryview(whole)  # no copies: it can be large
+        if hashlib.sha256(view[65:]).hexdigest().encode() != whole[:64]:
             raise Damaged("its content differs from its digest")
-        head, _, data = rest.partition(b"\n")
-        return Entry(path=Path(path), facts=json.loads(head), data=data)
+        end = whole.index(b"\n", 65)
+        return Entry(path=Path(path), facts=json.loads(whole[65:end]), data=view[end + 1 :])
 
     def get(self, key: str, make: Callable[[], Made], *, what: str) -> Entry:
         """The entry of this key; made, once among all processes, where there is none or a damaged one.
@@ -140,7 +143,7 @@ class Store:
         try:
             with os.fdopen(handle, "wb") as file:
                 made = make()
-                head = json.dumps(made.facts, sort_keys=True).encode("ascii") + b"\n"
+                head = json.dumps(made.facts).encode("ascii") + b"\n"
                 data = b"".join(made.blobs)
                 whole = hashlib.sha256(head)
                 whole.update(data)
@@ -158,7 +161,7 @@ class Store:
             with contextlib.suppress(OSError):
                 os.unlink(name)
             raise
-        return Entry(path=path, facts=json.loads(head), data=data, fresh=tuple(made.fresh))
+        return Entry(path=path, facts=made.facts, data=memoryview(data), fresh=tuple(made.fresh))
 
     def sweep(self, *, mine: str = "") -> list[str]:
         """Remove what killed processes left: unfinished entries whose lock nobody else holds. mine: locked by us."""
@@ -187,14 +190,27 @@ class Store:
 
     def last(self, names: Sequence[str]) -> Entry | None:
         """The entry last used under the first name that has a whole one: a hint, never trusted for more."""
-        for name in names:
+        for key in self._last_keys(names):
             try:
-                key = _read(os.path.join(self.root, ".last", name)).decode("ascii")
-                if KEY.match(key) and (entry := self.load(key)):
+                if entry := self.load(key):
                     return entry
-            except (OSError, ValueError, Damaged):
+            except (ValueError, Damaged):
                 continue
         return None
+
+    def last_size(self, names: Sequence[str]) -> int:
+        """The bytes of that entry, unread; 0 where there is none."""
+        for key in self._last_keys(names):
+            with contextlib.suppress(OSError):
+                return os.stat(os.path.join(self.root, key)).st_size
+        return 0
+
+    def _last_keys(self, names: Sequence[str]) -> Iterator[str]:
+        for name in names:
+            with contextlib.suppress(OSError):
+                key = _read(os.path.join(self.root, ".last", name)).decode("ascii", "replace")
+                if KEY.match(key):
+                    yield key
 
     def remember(self, names: Sequence[str], key: str) -> None:
         """Note that an entry was used under these names. A cache that cannot be written stays as it is."""

@@ -25,7 +25,12 @@ class Macros(NamedTuple):
 
     def among(self, names: Collection[str]) -> Macros:
         """Only what concerns these names."""
+        if self.undefined.isdisjoint(names) and self.unknown.isdisjoint(names):
+            return _NO_MACROS
         return Macros(self.undefined.intersection(names), self.unknown.intersection(names))
+
+
+_NO_MACROS = Macros()
 
 
 class Facts(NamedTuple):

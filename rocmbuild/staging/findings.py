@@ -176,9 +176,11 @@ def reachable(facts: Mapping[str, Facts]) -> set[str]:
 
     All but the headers that are included in dead code only, or by such headers; all where a macro names an include.
     """
-    if any(found[0] == "include-computed" for one in facts.values() for found in one.found):
-        return set(facts)
-    included = {path for one in facts.values() for path in (*one.reaches, *one.passes)}
+    included: set[str] = set()
+    for one in facts.values():
+        included.update(one.reaches, one.passes)
+        if one.found and any(found[0] == "include-computed" for found in one.found):
+            return set(facts)
     todo = [path for path in facts if path not in included or not path.endswith(HEADER_KINDS)]
     seen = set(todo)
     while todo:
@@ -191,7 +193,7 @@ def reachable(facts: Mapping[str, Facts]) -> set[str]:
 def settle(
     facts: Mapping[str, Facts], again: Callable[[str, Macros], Facts]
 ) -> tuple[dict[str, Facts], dict[str, Macros]]:
-    """Facts of all files under what the tree itself says of macros.
+    """Facts of all reachable files under what the tree itself says of macros.
 
     Those that it defines in dead code or unreachable headers alone are not defined; of the well-known ones that no
     HIP compilation defines, those that it defines itself are not known. again(path, macros) gives a file's facts
@@ -204,14 +206,15 @@ def settle(
     state = Macros()
     settled = False
     while True:
-        live = {name for path in reachable(current) for name in current[path].live}
+        seen = reachable(current)
+        live = {name for path in seen for name in current[path].live}
         unknown = state.unknown if settled else state.unknown | (live & named & UNDEFINED)
         undefined = state.undefined
         if unknown == state.unknown:
             settled = True  # what is unknown can only make more code live, what is undefined less
             undefined |= defined - live - UNDEFINED
             if undefined == state.undefined:
-                return current, mattered
+                return {path: one for path, one in current.items() if path in seen}, mattered
         state = Macros(undefined, unknown)
         for path, one in facts.items():
             relevant = state.among(one.conditions)
@@ -225,10 +228,9 @@ def combine(
 ) -> tuple[list[Finding], Mapping[str, int]]:
     """All findings, sorted, and how many CUDA names each file has left over (allowed ones too).
 
-    allow: names and headers that may stay, as they stand in the converted source. defines: macros of the compilations.
+    facts: as settle gives them. allow: names and headers that may stay, as they stand in the converted source. defines:
+    macros of the compilations.
     """
-    seen = reachable(facts)
-    facts = {path: one for path, one in facts.items() if path in seen}
     allowed = set(allow)
     own = {name for one in facts.values() for name in one.own}.union(defines)
     wrappers = {name for one in facts.values() for name in one.wrappers}

@@ -131,29 +131,36 @@ class Hipified:
     """One file's outcome. record: JSON, as worker.py writes it. data: the HIP bytes, or None for the source's own."""
 
     record: Mapping[str, Any]
-    data: bytes | None
+    data: bytes | memoryview | None
 
 
 _START = "import sys; sys.path.append(sys.argv[1]); from rocmbuild.staging.worker import main; sys.exit(main())"
 
 
 class Hipify:
-    """The subprocess, started at once, to get ready while its job is put together; `run` or `close` ends it."""
+    """The subprocess. Started early, it gets ready while its job is put together; it ends with its job or the block."""
 
     def __init__(self) -> None:
-        environment = {
-            name: value for name, value in os.environ.items() if name != "IS_FBCODE"
-        }  # it changes the tables
-        self._process = process.Exchange(
-            [sys.executable, "-I", "-S", "-B", "-c", _START, str(Path(__file__).parents[2])],
-            what="HIPify",
-            env=environment,
-            error=EnvironmentFailure,
-        )
+        self._process: process.Exchange | None = None
 
-    def close(self) -> None:
-        """End it without a job."""
-        self._process.close()
+    def __enter__(self) -> Hipify:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process:
+            self._process.close()
+
+    def start(self) -> process.Exchange:
+        """Start it, if it is not started yet."""
+        if self._process is None:
+            environment = {name: value for name, value in os.environ.items() if name != "IS_FBCODE"}  # of the tables
+            self._process = process.Exchange(
+                [sys.executable, "-I", "-S", "-B", "-c", _START, str(Path(__file__).parents[2])],
+                what="HIPify",
+                env=environment,
+                error=EnvironmentFailure,
+            )
+        return self._process
 
     def run(
         self,
@@ -178,7 +185,7 @@ class Hipify:
             "defines": dict(defines),
             "files": [(path, len(data)) for path, data in files],
         }
-        ran = self._process.run([json.dumps(job).encode("ascii"), b"\n", tables, b"\n", *(data for _, data in files)])
+        ran = self.start().run([json.dumps(job).encode("ascii"), b"\n", tables, b"\n", *(data for _, data in files)])
         head, _, rest = ran.partition(b"\n")
         new_tables, _, body = rest.partition(b"\n")
         try:

@@ -41,6 +41,11 @@ FORMAT = 2
 """The number of an entry's layout and of the facts in it; part of every key."""
 
 TREES = ("hip", "cuda")
+_LARGE = 1 << 20
+"""The bytes of a stage from which on the subprocess is started before it is known to be needed.
+
+To read so large a tree takes as long as to start the process that an edit of it needs; both are done at once.
+"""
 _MARK = ".rocmbuild-tree"
 
 
@@ -242,7 +247,27 @@ def make_stage(
     store = Store(cache or paths.cache_dir() / "stages")
     # The last stage of this folder is where a conversion finds what an edit has not touched.
     names = [_digest(os.fsencode(os.path.realpath(project))), _digest(json.dumps([*globs, *include_dirs]).encode())]
-    entry = store.get(key, lambda: _convert(sources, digests, job, store, names), what="the stage")
+    with Hipify() as worker:
+        if store.last_size(names) > _LARGE:
+            worker.start()
+        sources = collect(project, globs=globs, include_dirs=include_dirs)
+        chosen = find_engine(hipify_engine, engine.hipify)
+        job = _Job(
+            engine=chosen,
+            identity=identify(chosen),
+            torch_version=engine.version.partition("+")[0],  # a local part ("+cpu") says nothing about the tables
+            hip_version=hip_version,
+            include_dirs=tuple(os.path.normpath(name) for name in include_dirs),
+            defines=dict(sorted((defines or {}).items())),
+            allow=tuple(sorted(set(allow))),
+        )
+        digests = [_digest(file.data) for file in sources.files]
+        key = stage_key(sources, job.head(), digests)
+
+        def make() -> Made:
+            return _convert(sources, digests, job, store=store, names=names, worker=worker)
+
+        entry = store.get(key, make, what="the stage")
     store.remember(names, key)
     stage = _stage(key, entry, sources, job)
     if strict and stage.errors:
@@ -255,7 +280,7 @@ def _stage(key: str, entry: Entry, sources: Sources, job: _Job) -> Stage:
     offset = 0
     for record in entry.facts["files"]:
         if size := record["size"]:
-            converted[record["source"]] = entry.data[offset : offset + size]
+            converted[record["source"]] = bytes(entry.data[offset : offset + size])
             offset += size
     findings = [Finding(**found) for found in entry.facts["findings"]]
     if sources.generated:
@@ -294,37 +319,50 @@ def _with_generated(
     return [*kept, *added.values(), *(finding(path, "generated") for path in generated)]
 
 
-def _convert(sources: Sources, digests: Sequence[str], job: _Job, store: Store, names: Sequence[str]) -> Made:
+# The keys of a file's record, in the order in which they are written, so that the same record is the same bytes.
+_KEYS = (
+    *("source", "output", "digest", "size", "status", "launches", "replaced", "leftovers"),
+    *("line", "column", "reason", "shift", "problems", "includes", "facts", "settled"),
+)
+_COPIED = Hipified(record={"status": "copied", "launches": 0, "replaced": 0}, data=None)
+
+
+def _convert(
+    sources: Sources, digests: Sequence[str], job: _Job, *, store: Store, names: Sequence[str], worker: Hipify
+) -> Made:
     """The facts and bytes of an entry: of files that the last stage has converted just so, its own; else HIPify's."""
-    worker = Hipify()
-    try:
-        outputs = outputs_of(file.path for file in sources.files)
-        done = _reusable(sources, digests, outputs, job, store.last(names))
-        todo = [file for file in sources.files if file.convert and file.path not in done]
-        if todo:
-            made, tables = worker.run(
-                [(file.path, file.data) for file in todo],
-                engine=job.engine.folder,
-                tables=(known := _tables(store, job)),
-                outputs=outputs,
-                include_dirs=job.include_dirs,
-                defines=job.defines,
-            )
-            done.update(zip((file.path for file in todo), made, strict=True))
-            if not known:
-                store.keep(job.tables_key(), Made(facts={"engine": job.identity.name}, blobs=[tables]))
-    finally:
-        worker.close()
+    worker.start()
+    outputs = outputs_of(file.path for file in sources.files)
+    done = _reusable(sources, digests, outputs, job, store.last(names))
+    todo = [file for file in sources.files if file.convert and file.path not in done]
+    if todo:
+        made, tables = worker.run(
+            [(file.path, file.data) for file in todo],
+            engine=job.engine.folder,
+            tables=(known := _tables(store, job)),
+            outputs=outputs,
+            include_dirs=job.include_dirs,
+            defines=job.defines,
+        )
+        done.update(zip((file.path for file in todo), made, strict=True))
+        if not known:
+            store.keep(job.tables_key(), Made(facts={"engine": job.identity.name}, blobs=[tables]))
     records: list[dict[str, Any]] = []
-    blobs: list[bytes] = []
+    blobs: list[bytes | memoryview] = []
     for file, sha in zip(sources.files, digests, strict=True):
-        record: dict[str, Any] = {"launches": 0, "replaced": 0, "status": "copied"}
-        if file.convert:
-            record.update(done[file.path].record)
-            if (data := done[file.path].data) is not None:
-                blobs.append(data)
-        size = len(blobs[-1]) if record["status"] == "converted" else 0
-        records.append({**record, "source": file.path, "output": outputs[file.path], "digest": sha, "size": size})
+        outcome = done[file.path] if file.convert else _COPIED
+        if outcome.data is not None:
+            blobs.append(outcome.data)
+        size = len(outcome.data or b"")
+        whole = {
+            **outcome.record,
+            "source": file.path,
+            "output": outputs[file.path],
+            "digest": sha,
+            "size": size,
+            "leftovers": 0,
+        }
+        records.append({name: whole[name] for name in _KEYS if name in whole})
     findings, leftovers = _findings(sources, records, done, job)
     for record in records:
         record["leftovers"] = leftovers.get(record["source"], 0)
@@ -342,7 +380,7 @@ def _tables(store: Store, job: _Job) -> bytes:
         entry = store.load(job.tables_key())
     except Damaged:
         return b""
-    return entry.data if entry else b""
+    return bytes(entry.data) if entry else b""
 
 
 def _reusable(
@@ -352,7 +390,7 @@ def _reusable(
     if base is None or base.facts["head"] != job.reuse():
         return {}
     records = {record["source"]: record for record in base.facts["files"]}
-    blobs: dict[str, bytes] = {}
+    blobs: dict[str, memoryview] = {}
     offset = 0
     for path, record in records.items():
         blobs[path] = base.data[offset : offset + record["size"]]
@@ -400,7 +438,7 @@ def _findings(
 
         new = done[path].data
         return recheck.examine_again(
-            path, texts[path], texts[path] if new is None else new, record, defines=job.defines, macros=macros
+            path, texts[path], texts[path] if new is None else bytes(new), record, defines=job.defines, macros=macros
         )
 
     current, mattered = settle(facts, again)

@@ -54,7 +54,7 @@ def _one(
 
 
 def _skipped(line: int, column: int, reason: str) -> dict[str, Any]:
-    return {"status": "skipped", "line": line, "column": column, "reason": reason}
+    return {"status": "skipped", "launches": 0, "replaced": 0, "line": line, "column": column, "reason": reason}
 
 
 def serve(job: Mapping[str, Any], tables: bytes, data: bytes) -> tuple[dict[str, Any], bytes, list[bytes]]:
