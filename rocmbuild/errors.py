@@ -81,6 +81,8 @@ def printable(text: str, *, limit: int = 80) -> str:
     """text on one line: unprintable characters escaped, the middle left out beyond limit characters."""
     if len(text) > limit:
         text = f"{text[: limit - 20]}...{text[-17:]}"
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 

@@ -6,6 +6,7 @@ Reads are bounded: at most one bundle (when compressed) and one code object are 
 
 from __future__ import annotations
 
+import io
 import json
 import lzma
 import re
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from rocmbuild.audit.bundle import Bundle, Entry, is_bundle, walk
-from rocmbuild.audit.codeobject import CodeObject, is_bitcode, read_code_object, target_of_triple
+from rocmbuild.audit.codeobject import CodeObject, Kernel, is_bitcode, read_code_object, target_of_triple
 from rocmbuild.audit.codeobject import findings as code_findings
 from rocmbuild.audit.container import images
 from rocmbuild.audit.demangle import demangle as demangled_names
@@ -262,9 +263,7 @@ class _Reader:
         codes: list[CodeObject] = []
         found: list[Finding] = []
 
-        def visit(entry: Entry) -> CodeObject | Finding | None:
-            if entry.kind == "host":
-                return None
+        def visit(entry: Entry) -> CodeObject | Finding:
             if not entry.target.startswith("gfx"):
                 message = f"bundle entry {entry.id} is not code for an AMD processor: not looked into"
                 return _finding("warning", "entry-unknown", message, name)
@@ -457,13 +456,11 @@ def _member(stream: IO[bytes], info: zipfile.ZipInfo, head: bytes, path: Path) -
             stream.seek(0)  # inflates from the beginning again
         while offset > stream.tell() and stream.read(min(offset - stream.tell(), _SMALL)):
             pass  # seek() would take 16 MiB at a time
-        part = bytearray(count)
-        view, done = memoryview(part), 0
-        while done < count and (chunk := stream.read(min(count - done, _SMALL))):
-            view[done : done + len(chunk)] = chunk
-            done += len(chunk)
-        view.release()
-        return bytes(part) if done == count else bytes(part[:done])
+        part = io.BytesIO()  # grows in place, and gives its bytes without a copy
+        while count > 0 and (chunk := stream.read(min(count, _SMALL))):
+            part.write(chunk)
+            count -= len(chunk)
+        return part.getvalue()
 
     return Data(label, size, read)
 
@@ -489,8 +486,14 @@ def _readable(libraries: tuple[Library, ...], tools: Sequence[Path]) -> tuple[Li
     if not names:
         return libraries
 
+    made: dict[int, Kernel] = {}  # kernels of similar targets are one object, before and after
+
+    def readable(kernel: Kernel) -> Kernel:
+        if id(kernel) not in made:
+            made[id(kernel)] = replace(kernel, demangled=names.get(kernel.name, kernel.name))
+        return made[id(kernel)]
+
     def code_object(code: CodeObject) -> CodeObject:
-        kernels = tuple(replace(k, demangled=names.get(k.name, k.name)) for k in code.kernels)
-        return replace(code, kernels=kernels)
+        return replace(code, kernels=tuple(map(readable, code.kernels)))
 
     return tuple(replace(lib, code_objects=tuple(map(code_object, lib.code_objects))) for lib in libraries)

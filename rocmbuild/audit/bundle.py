@@ -21,6 +21,7 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Generic, Literal, TypeVar, cast
 
@@ -80,14 +81,14 @@ def is_bundle(head: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walked(Generic[T]):
-    """A bundle and what was made of its entries; results are in the order of bundle.entries, None for empty ones."""
+    """A bundle and what was made of its entries, in the order of bundle.entries; None for empty ones and the host's."""
 
     bundle: Bundle
     results: tuple[T | None, ...]
 
 
 def walk(data: Data, visit: Callable[[Entry], T]) -> Iterator[Walked[T]]:
-    """The bundles in a section or file, in order, with what visit makes of each entry that is not empty.
+    """The bundles in a section or file, in order, with what visit makes of each device entry that is not empty.
 
     visit is called in the order in which the entries lie, and may read an entry's data until it returns.
     """
@@ -119,25 +120,30 @@ def walk(data: Data, visit: Callable[[Entry], T]) -> Iterator[Walked[T]]:
 
 
 def _visited(entries: tuple[Entry, ...], visit: Callable[[Entry], T]) -> tuple[T | None, ...]:
-    """The results in table order, made in the order of offsets; an entry is read once, into memory, when it is read."""
+    """The results in table order, made in the order of offsets.
+
+    While one entry is visited, a second thread reads the next one: at most two are in memory.
+    """
     results: list[T | None] = [None] * len(entries)
-    for index in sorted(range(len(entries)), key=lambda i: entries[i].offset):
-        entry = entries[index]
-        if entry.size:
-            results[index] = visit(replace(entry, data=_once(entry.data)))
+    order = [i for i in range(len(entries)) if entries[i].size and entries[i].kind != "host"]
+    order.sort(key=lambda i: entries[i].offset)
+
+    def load(index: int) -> Data:
+        return entries[index].data.held(f"bundle entry {entries[index].id}")
+
+    if len(order) < 2:
+        for index in order:
+            results[index] = visit(replace(entries[index], data=load(index)))
+        return tuple(results)
+    with ThreadPoolExecutor(1) as ahead:
+        following = ahead.submit(load, order[0])
+        for number, index in enumerate(order):
+            data = following.result()
+            if number + 1 < len(order):
+                following = ahead.submit(load, order[number + 1])
+            results[index] = visit(replace(entries[index], data=data))
+            del data
     return tuple(results)
-
-
-def _once(window: Data) -> Data:
-    """The same bytes, taken from the window as a whole by the first read."""
-    kept: list[bytes] = []
-
-    def read(offset: int, size: int) -> bytes:
-        if not kept:
-            kept.append(window.read(0, window.size, "bundle entry"))
-        return kept[0][offset - window.base : offset - window.base + size]
-
-    return Data(window.name, window.size, read, window.base)
 
 
 def _plain(data: Data) -> tuple[tuple[Entry, ...], int]:

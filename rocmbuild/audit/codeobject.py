@@ -7,15 +7,16 @@ table with llvm-readelf's own.
 
 from __future__ import annotations
 
+import functools
 import re
-import struct
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rocmbuild.audit.elf import EM_AMDGPU, Elf, read_elf
+from rocmbuild.audit.elf import EM_AMDGPU, PT_LOAD, Elf, read_elf
 from rocmbuild.audit.finding import Finding
+from rocmbuild.audit.metadata import NamelessKernel, NoKernelList, read_note
 from rocmbuild.audit.processors import vgpr_encoding
 from rocmbuild.audit.source import Data
 from rocmbuild.errors import printable
@@ -187,7 +188,8 @@ def read_code_object(data: Data, *, bundle_id: str = "", where: str = "") -> Cod
             size=data.size,
             kernels=(),
         )
-    elf = read_elf(data.held("code object"))
+    held = data.held("code object")
+    elf = read_elf(held)
     if elf.machine != EM_AMDGPU:
         raise data.error(18, f"an ELF file for machine {elf.machine}, not an AMDGPU code object ({EM_AMDGPU})")
     version = elf.abi_version + 2
@@ -210,7 +212,7 @@ def read_code_object(data: Data, *, bundle_id: str = "", where: str = "") -> Cod
         note_target=note_target,
         bundle_target=bundle_target,
         size=data.size,
-        kernels=_kernels(elf, rows, processor),
+        kernels=_kernels(elf, held.read(0, held.size, "code object"), rows, processor),
     )
 
 
@@ -261,188 +263,122 @@ def _metadata(elf: Elf) -> tuple[str, list[dict[str, Any]]]:
 
     target, seen = "", False
     rows: list[dict[str, Any]] = []
-    known: dict[bytes, tuple[str, ...]] = {}
     for owner, kind, description in elf.notes():
         if owner != b"AMDGPU" or kind != NT_AMDGPU_METADATA:
             continue
         seen = True
         try:
-            said, found = _note(description, known)
-        except _Nameless as err:
+            said, found = read_note(description, _KEYS)
+        except NoKernelList:
+            raise elf.data.error(0, "the AMDGPU metadata note has no list of kernels (amdhsa.kernels)") from None
+        except NamelessKernel as err:
             raise elf.data.error(0, f"AMDGPU metadata, kernel {len(rows) + err.index}: {err}") from None
-        except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as err:
-            fault = f"{type(err).__name__}: {err}".rstrip(": ")
+        except (ValueError, TypeError, IndexError, RecursionError, msgpack.exceptions.UnpackException) as err:
+            fault = printable(f"{type(err).__name__}: {err}".rstrip(": "), limit=200)
             raise elf.data.error(0, f"the AMDGPU metadata note is damaged ({fault})") from None
-        if found is None:
-            raise elf.data.error(0, "the AMDGPU metadata note has no list of kernels (amdhsa.kernels)")
         rows += found
-        target = target or said
+        target = target or target_of_triple(said)
     if not seen:
         raise elf.data.error(0, "a code object without an AMDGPU metadata note: its kernels cannot be known")
     return target, rows
 
 
-def _note(note: bytes, known: dict[bytes, tuple[str, ...]]) -> tuple[str, list[dict[str, Any]] | None]:
-    """(target, kernel rows) of one note, read map by map, so that only one kernel's tree is in memory at a time.
-
-    Arguments, by far the most of a note, are decoded once for all kernels that have the same; known keeps them.
-    Rows are None where there is no list of maps.
-    """
-    import msgpack
-
-    reader = msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=max(1, len(note)))
-    reader.feed(note)
-    target = ""
-    rows: list[dict[str, Any]] = []
-    if not _is_map(note, 0):
-        return target, None
-    for _ in range(reader.read_map_header()):
-        key = _key(reader)
-        if key == "amdhsa.target":
-            said = reader.unpack()
-            target = target_of_triple(said) if isinstance(said, str) else ""
-        elif key != "amdhsa.kernels":
-            reader.skip()
-        else:
-            first = note[reader.tell() : reader.tell() + 1]
-            if not (b"\x90" <= first <= b"\x9f" or first in (b"\xdc", b"\xdd")):
-                return target, None
-            for _ in range(reader.read_array_header()):
-                if not _is_map(note, reader.tell()):
-                    return target, None
-                row = _row(reader, note, known)
-                for name in (".name", ".symbol"):  # at once: rows without them would be many and small
-                    if not isinstance(row.get(name), str):
-                        raise _Nameless(len(rows), f"{name} is {row.get(name)!r:.40}, wanted a name")
-                rows.append(row)
-    if reader.tell() != len(note):
-        raise ValueError(f"{len(note) - reader.tell()} bytes follow")
-    return target, rows
-
-
-class _Nameless(Exception):
-    """A kernel's row without its name."""
-
-    def __init__(self, index: int, message: str) -> None:
-        super().__init__(message)
-        self.index = index
-
-
-def _is_map(note: bytes, at: int) -> bool:
-    """Whether a map begins there; an end that comes too early and the one byte that begins nothing count as one."""
-    first = note[at : at + 1]
-    return b"\x80" <= first <= b"\x8f" or first in (b"\xde", b"\xdf", b"\xc1", b"")
-
-
-def _key(reader: Any) -> str:
-    key = reader.unpack()
-    if not isinstance(key, str):
-        raise TypeError(f"a key is {key!r:.40}, not a name")
-    return key
-
-
-def _row(reader: Any, note: bytes, known: dict[bytes, tuple[str, ...]]) -> dict[str, Any]:
-    """One kernel's map: what this module looks at of it."""
-    row: dict[str, Any] = {".args": ()}
-    for _ in range(reader.read_map_header()):
-        key = _key(reader)
-        if key == ".args":
-            start = reader.tell()
-            reader.skip()
-            raw = note[start : reader.tell()]
-            if raw not in known:
-                known[raw] = _arguments(raw)
-            row[key] = known[raw]
-        elif key in _KEYS:
-            row[key] = reader.unpack()
-        else:
-            reader.skip()
-    return row
-
-
-def _arguments(raw: bytes) -> tuple[str, ...]:
-    """ "kind size" of each argument that the source has; the hidden ones are the compiler's."""
-    import msgpack
-
-    found = msgpack.unpackb(raw, raw=False, strict_map_key=False)
-    rows = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
-    texts = [f"{row.get('.value_kind', '?')} {row.get('.size', '?')}" for row in rows]
-    return tuple(sys.intern(text) for text in texts if not text.startswith("hidden_"))
-
-
 _COUNTS = (
-    ("wave", ".wavefront_size", True),
-    ("vgpr", ".vgpr_count", True),
-    ("sgpr", ".sgpr_count", True),
-    ("agpr", ".agpr_count", False),
-    ("vgpr_spill", ".vgpr_spill_count", False),
-    ("sgpr_spill", ".sgpr_spill_count", False),
-    ("lds", ".group_segment_fixed_size", True),
-    ("scratch", ".private_segment_fixed_size", True),
-    ("max_workgroup", ".max_flat_workgroup_size", False),
-    ("argument_bytes", ".kernarg_segment_size", False),
+    (".wavefront_size", True),
+    (".vgpr_count", True),
+    (".sgpr_count", True),
+    (".agpr_count", False),
+    (".vgpr_spill_count", False),
+    (".sgpr_spill_count", False),
+    (".group_segment_fixed_size", True),
+    (".private_segment_fixed_size", True),
+    (".max_flat_workgroup_size", False),
+    (".kernarg_segment_size", False),
 )
-"""Field, key, whether it must be there."""
-_KEYS = {key for _, key, _ in _COUNTS} | {".name", ".symbol", ".uses_dynamic_stack", ".reqd_workgroup_size"}
+"""Key, whether it must be there."""
+_KEYS = frozenset({key for key, _ in _COUNTS} | {".name", ".symbol", ".uses_dynamic_stack", ".reqd_workgroup_size"})
 
 
-def _kernels(elf: Elf, rows: list[dict[str, Any]], processor: str) -> tuple[Kernel, ...]:
-    wanted = {row[".symbol"] for row in rows}
-    table = ".dynsym" if elf.section(".dynsym") else ".symtab"
-    places = {s.name: s.value for s in elf.symbols(table) if s.section and s.name in wanted}
+def _kernels(elf: Elf, raw: bytes, rows: list[dict[str, Any]], processor: str) -> tuple[Kernel, ...]:
+    """The kernels of a code object; raw: all its bytes."""
+    descriptors = _descriptors(elf, raw)
     wave64_only = default_wave(processor) == 64
-    granules = {wave: vgpr_encoding(processor, wave) for wave in (32, 64)}
+    granules = (vgpr_encoding(processor, 32), vgpr_encoding(processor, 64))
     kernels = []
     for row in rows:
-        name, symbol = sys.intern(row[".name"]), sys.intern(row[".symbol"])
-        counts: dict[str, Any] = {}
-        for field, key, needed in _COUNTS:
+        counts: list[int | None] = []
+        for key, needed in _COUNTS:
             value = row.get(key)
             if type(value) is int and value >= 0:
-                counts[field] = value
+                counts.append(value)
             elif value is None and not needed:
-                counts[field] = None
+                counts.append(None)
             else:
                 what = "is missing" if value is None else f"is {value!r:.40}, wanted a count"
-                raise elf.data.error(0, f"AMDGPU metadata, kernel {printable(name)}: {key} {what}")
-        counts["argument_bytes"] = counts["argument_bytes"] or 0
-        descriptor = _descriptor(elf, places.get(symbol))
+                raise elf.data.error(0, f"AMDGPU metadata, kernel {printable(row['.name'])}: {key} {what}")
         size = row.get(".reqd_workgroup_size")
+        fixed = isinstance(size, list) and len(size) == 3 and all(type(n) is int and n >= 0 for n in size)
+        descriptor = descriptors.get(row[".symbol"])
+        wave, vgprs, mode = None, row[".vgpr_count"], False
+        if descriptor is not None:
+            first, properties = descriptor
+            wave = 32 if properties & _KERNEL_WAVE32 and not wave64_only else 64
+            vgprs = ((first & 0x3F) + 1) * granules[wave == 64]
+            mode = not wave64_only and bool(first & _WORKGROUP_MODE)
+        stack = bool(row.get(".uses_dynamic_stack", False))
+        group = tuple(size) if fixed and size else None
         kernels.append(
-            Kernel(
-                name=name,
-                symbol=symbol,
-                demangled=name,
-                **counts,
-                **_hardware(descriptor, granules, counts["vgpr"], wave64_only=wave64_only),
-                dynamic_stack=bool(row.get(".uses_dynamic_stack", False)),
-                workgroup=(size[0], size[1], size[2])
-                if isinstance(size, list) and len(size) == 3 and all(type(n) is int and n >= 0 for n in size)
-                else None,
-                arguments=row[".args"],
-            )
+            _kernel(row[".name"], row[".symbol"], tuple(counts), (wave, vgprs, mode, stack, group), row[".args"])
         )
     return tuple(kernels)
 
 
-def _descriptor(elf: Elf, address: int | None) -> bytes:
-    """The 64-byte kernel descriptor at an address; b"" where there is no such address."""
-    found = None if address is None else elf.at(address, 64, "kernel descriptor")
-    return found.read(0, 64, "kernel descriptor") if found else b""
+@functools.lru_cache(maxsize=1 << 12)
+def _kernel(
+    name: str, symbol: str, counts: tuple[Any, ...], rest: tuple[Any, ...], arguments: tuple[str, ...]
+) -> Kernel:
+    """A kernel; those of similar targets are often the same, and then are one object."""
+    name = sys.intern(name)
+    wave, vgprs, mode, stack, group = rest
+    return Kernel(
+        name=name,
+        symbol=sys.intern(symbol),
+        demangled=name,
+        wave=counts[0],
+        descriptor_wave=wave,
+        vgpr=counts[1],
+        sgpr=counts[2],
+        agpr=counts[3],
+        vgpr_spill=counts[4],
+        sgpr_spill=counts[5],
+        lds=counts[6],
+        scratch=counts[7],
+        dynamic_stack=stack,
+        max_workgroup=counts[8],
+        vgpr_allocated=vgprs,
+        workgroup_mode=mode,
+        workgroup=group,
+        argument_bytes=counts[9] or 0,
+        arguments=arguments,
+    )
 
 
-def _hardware(descriptor: bytes, granules: Mapping[int, int], vgpr: int, *, wave64_only: bool) -> dict[str, Any]:
-    """What the hardware goes by: the width, the registers that it gives, whether a workgroup has two compute units.
+def _descriptors(elf: Elf, raw: bytes) -> dict[str, tuple[int, int]]:
+    """Symbol -> (COMPUTE_PGM_RSRC1 at byte 48, kernel_code_properties at byte 56) of each 64-byte kernel descriptor.
 
-    kernel_code_properties at byte 56, COMPUTE_PGM_RSRC1 at byte 48 (AMDGPUUsage, "Kernel Descriptor").
+    AMDGPUUsage, "Kernel Descriptor". A descriptor that no segment of the file has all of is left out.
     """
-    if not descriptor:
-        return {"descriptor_wave": None, "vgpr_allocated": vgpr, "workgroup_mode": False}
-    (first,) = struct.unpack_from("<I", descriptor, 48)
-    (properties,) = struct.unpack_from("<H", descriptor, 56)
-    said = 32 if properties & _KERNEL_WAVE32 and not wave64_only else 64
-    return {
-        "descriptor_wave": said,
-        "vgpr_allocated": ((first & 0x3F) + 1) * granules[said],
-        "workgroup_mode": not wave64_only and bool(first & _WORKGROUP_MODE),
-    }
+    loads = [(s.address, s.address + s.file_size - 64, s.offset - s.address) for s in elf.segments if s.type == PT_LOAD]
+    found = {}
+    table = ".dynsym" if elf.section(".dynsym") else ".symtab"
+    for symbol in elf.symbols(table, size=64):
+        for first, last, shift in loads:
+            if symbol.section and first <= symbol.value <= last:
+                at = symbol.value + shift
+                if 0 <= at <= len(raw) - 64:
+                    found[symbol.name] = (
+                        int.from_bytes(raw[at + 48 : at + 52], "little"),
+                        int.from_bytes(raw[at + 56 : at + 58], "little"),
+                    )
+                break
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ _TOOLS = ("llvm-cxxfilt", "c++filt")
 _LONGEST = 1 << 20
 _MEMORY = 1 << 28
 _TRIES = 4
+_PARENTHESES = re.compile(r"[()]")
 
 
 def demangle(names: Iterable[str], *, tools: Sequence[Path] = ()) -> dict[str, str]:
@@ -38,14 +41,15 @@ def demangle(names: Iterable[str], *, tools: Sequence[Path] = ()) -> dict[str, s
     return {}
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def short_name(name: str) -> str:
     """A demangled function without its parameters and its `void`: for tables."""
     text = name.strip().removesuffix(" [clone .kd]")
     if text.endswith(")"):
         depth = 0
-        for at in range(len(text) - 1, -1, -1):
-            depth += {")": 1, "(": -1}.get(text[at], 0)
+        for match in reversed(list(_PARENTHESES.finditer(text))):
+            depth += 1 if match[0] == ")" else -1
             if depth == 0:
-                text = text[:at]
+                text = text[: match.start()]
                 break
     return text.removeprefix("void ") or name

@@ -13,7 +13,19 @@ from typing import NamedTuple
 
 from rocmbuild.audit.source import Data
 
-__all__ = ["EM_AMDGPU", "EM_X86_64", "MAGIC", "STB_WEAK", "Elf", "Section", "Segment", "Symbol", "is_elf64", "read_elf"]
+__all__ = [
+    "EM_AMDGPU",
+    "EM_X86_64",
+    "MAGIC",
+    "PT_LOAD",
+    "STB_WEAK",
+    "Elf",
+    "Section",
+    "Segment",
+    "Symbol",
+    "is_elf64",
+    "read_elf",
+]
 
 MAGIC = b"\x7fELF"
 EM_X86_64 = 62
@@ -112,8 +124,8 @@ class Elf:
                 yield owner.rstrip(b"\0"), kind, area.read(start, size, "note description")
                 offset = start + _up(size, 4)
 
-    def symbols(self, table: str) -> Iterator[Symbol]:
-        """The symbols of ".dynsym" or ".symtab"; nothing where the file has no such table."""
+    def symbols(self, table: str, *, size: int | None = None) -> Iterator[Symbol]:
+        """The symbols of ".dynsym" or ".symtab"; nothing where the file has no such table. size: only those of it."""
         section = self.section(table)
         if section is None:
             return
@@ -122,8 +134,9 @@ class Elf:
         step = 24 * 4096
         for offset in range(0, entries.size - entries.size % 24, step):
             block = entries.read(offset, min(step, entries.size - entries.size % 24 - offset), f"{table} entries")
-            for name, info, _other, index, value, size in struct.iter_unpack("<IBBHQQ", block):
-                yield Symbol(name=names(name), section=index, binding=info >> 4, value=value, size=size)
+            for name, info, _other, index, value, length in struct.iter_unpack("<IBBHQQ", block):
+                if size is None or length == size:
+                    yield Symbol(name=names(name), section=index, binding=info >> 4, value=value, size=length)
 
     def dynamic(self) -> Iterator[tuple[int, str]]:
         """(tag, string) of the DT_NEEDED and DT_SONAME entries of .dynamic."""

@@ -14,6 +14,7 @@ Sources, by table:
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -131,6 +132,7 @@ _SGPRS_GFX8 = ((80, 10), (88, 9), (100, 8), (1 << 30, 7))
 _SGPRS_GFX6 = ((48, 10), (56, 9), (64, 8), (72, 7), (80, 6), (1 << 30, 5))
 
 
+@functools.lru_cache(maxsize=1 << 8)
 def limits(processor: str, wave: int, *, workgroup_mode: bool = True) -> Limits | None:
     """The limits of a processor, or of what every member of a generic target has; None where they are not known.
 
@@ -204,6 +206,7 @@ def occupancy(
     return Occupancy(waves=waves, most=most, limited_by="" if waves == most else min(found, key=lambda k: found[k]))
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def _spread(bounds: Limits, least: int, largest: int, room: int) -> int:
     """Waves on the fullest SIMD when at most `room` workgroups of least to largest waves each are there."""
     slots = bounds.waves * bounds.simds

@@ -35,7 +35,7 @@ class Data:
 
     def place(self, offset: int = 0) -> str:
         """File and offset, for messages."""
-        return f"{printable(self.name, limit=1000)}: offset 0x{self.base + offset:x}"
+        return f"{printable(self.name, limit=1000)}: offset 0x{max(0, self.base + offset):x}"
 
     def error(self, offset: int, message: str) -> InputError:
         """An error that names file and offset; the caller raises it."""
