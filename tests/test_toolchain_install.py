@@ -16,11 +16,10 @@ from support import require
 
 from rocmbuild.errors import EnvironmentFailure
 from rocmbuild.toolchain import install as installs
-from rocmbuild.toolchain.debian import Available, Dependency
 from rocmbuild.toolchain.discover import toolchains_dir
 from rocmbuild.toolchain.install import install_debian
 from rocmbuild.toolchain.model import Toolchain
-from rocmbuild.toolchain.packages import SYSTEM_LIBRARIES, Unpacked
+from rocmbuild.toolchain.packages import SYSTEM_LIBRARIES
 from rocmbuild.toolchain.runtime import Runtime, find_runtime
 from rocmbuild.toolchain.store import entries, read_entry, verify
 
@@ -234,48 +233,3 @@ def test_a_fresh_install_once_for_two_processes_and_whole_after_kills(
     (entry,) = entries(toolchains_dir())
     assert verify(entry) == ()
     assert sorted(path.name for path in toolchains_dir().iterdir()) == [".lock", entry.name]
-
-
-@pytest.mark.slow
-def test_it_works_in_a_root_with_only_a_compiler_for_the_system(
-    toolchain: Toolchain, kernel: Path, tmp_path: Path
-) -> None:
-    """A root made of g++ and what it depends on, from the same archive: no clang, libedit, libxml2, libz3 or libffi."""
-    needs_network()
-    if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode != 0:
-        require("mount namespaces (unshare -rm)")
-    apt = installs.open_archive(tmp_path / "apt", ("sid",), lambda text: None)
-    own = set(apt.sources.own)
-
-    def choose(dependency: Dependency) -> Available | None:
-        offered = apt.available([dependency.name])[dependency.name]
-        return next((package for package in offered if package.suite in own), None)
-
-    root = Unpacked(apt, tmp_path / "packages", report=lambda text: None)
-    pending = [chosen for name in ("g++", "dash", "coreutils") if (chosen := choose(Dependency(name=name)))]
-    while pending:
-        root.add(pending)
-        groups = [group for package in pending for group in root.packages[package.name].depends]
-        chosen = [next(filter(None, map(choose, group)), None) for group in groups]
-        pending = [package for package in chosen if package and package.name not in root.packages]
-        pending = list({package.name: package for package in pending}.values())
-    for name in ("clang", "libedit", "libxml2", "libz3", "libffi"):
-        assert not list(root.root.rglob(f"{name}*.so*")), name
-    for folder in ("bin", "sbin", "lib", "lib64"):  # a merged /usr, as installers make it
-        old = root.root / folder
-        if old.is_dir() and not old.is_symlink():
-            shutil.copytree(old, root.root / "usr" / folder, symlinks=True, dirs_exist_ok=True)
-            shutil.rmtree(old)
-        if (root.root / "usr" / folder).is_dir() and not old.exists():
-            old.symlink_to(f"usr/{folder}")
-    for folder in ("toolchain", "tmp", "proc", "dev"):
-        (root.root / folder).mkdir(exist_ok=True)
-    shutil.copyfile(kernel, root.root / "tmp/k.hip")
-    inside = "/toolchain/bin/hipcc --offload-arch=gfx1201 --offload-arch=gfx1100 -fPIC -c /tmp/k.hip -o /tmp/k.o"
-    inside += " && /toolchain/bin/llvm-readelf -S /tmp/k.o"
-    script = f"mount --bind {toolchain.prefix} {root.root}/toolchain; mount --rbind /dev {root.root}/dev; "
-    script += f"mount --rbind /proc {root.root}/proc; "  # the loader reads its own place there
-    script += f"exec env -i PATH=/usr/sbin:/usr/bin:/bin chroot {root.root} /bin/sh -c {shlex.quote(inside)}"
-    done = subprocess.run(["unshare", "-rm", "sh", "-ec", script], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert ".hip_fatbin" in done.stdout

@@ -324,22 +324,23 @@ class Apt:
         if not wanted:
             return ()
         words = [f"{package.name}={package.version}" for package in wanted]
-        done = self._run(["apt-get", "-q", "download", "--print-uris", *words], what="looking for packages")
-        found = {}
-        for line in done.stdout.splitlines():
-            match = re.fullmatch(r"'[^']*' (\S+) (\d+) SHA256:([0-9a-f]{64})", line.strip())
-            if match:
-                found[match.group(1).split("_", 1)[0]] = match.groups()
-        absent = [f"{package.name} {package.version}" for package in wanted if package.name not in found]
+        done = self._run(["apt-cache", "show", *words], what="looking for packages", check=False)
+        found: dict[tuple[str, str], Archive] = {}
+        asked = {(package.name, package.version): package for package in wanted}
+        for record in _BLANK_LINES.split(done.stdout):
+            fields = dict(re.findall(r"^(Package|Version|Architecture|Size|SHA256): *(\S+)$", record, re.MULTILINE))
+            package = asked.get((fields.get("Package", ""), fields.get("Version", "")))
+            if package is not None and fields.get("Size", "").isdigit() and "SHA256" in fields:
+                escaped = package.version.replace(":", "%3a")
+                file = f"{package.name}_{escaped}_{fields.get('Architecture', _ARCHITECTURE)}.deb"
+                archive = Archive(package=package, file=file, size=int(fields["Size"]), sha256=fields["SHA256"])
+                found.setdefault((package.name, package.version), archive)
+        absent = [f"{name} {version}" for name, version in asked if (name, version) not in found]
         if absent:
             raise EnvironmentFailure(
                 f"the package lists give no SHA-256 digest for {', '.join(absent)}, so they cannot be checked"
             )
-        return tuple(
-            Archive(package=package, file=file, size=int(size), sha256=sha256)
-            for package in wanted
-            for file, size, sha256 in [found[package.name]]
-        )
+        return tuple(found[package.name, package.version] for package in wanted)
 
     def download(
         self, wanted: Sequence[Available], into: Path, *, report: Callable[[int, int], None] | None = None
