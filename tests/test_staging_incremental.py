@@ -182,6 +182,19 @@ def test_a_header_that_gets_in_between_converts_those_who_now_find_it(project: P
     assert [finding.rule for finding in stage.findings] == []
 
 
+def test_a_header_becomes_unreachable_and_reachable_again(project: Path, tmp_path: Path) -> None:
+    def write(name: str, text: str) -> None:
+        (project / "csrc" / name).write_text(text)
+
+    write("vendor.h", "#ifdef NEVER\ncudaNoTwin();\n#endif\n#if 0\n#define NEVER\n#endif\n")
+    for number, include in enumerate(['#include "vendor.h"\n', '#if 0\n#include "vendor.h"\n#endif\n'] * 2):
+        write("a.cu", include)
+        stage = stage_of(project, tmp_path / "cache")
+        whole = stage_of(project, tmp_path / f"cache{number}")
+        assert stage.entry.read_bytes() == whole.entry.read_bytes()
+        assert stage.findings == ()
+
+
 def test_another_checkout_of_the_same_sources_starts_from_the_last_stage(project: Path, tmp_path: Path) -> None:
     stage_of(project, tmp_path / "cache")
     other = tmp_path / "elsewhere" / "checkout"

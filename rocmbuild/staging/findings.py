@@ -214,7 +214,8 @@ def settle(
             settled = True  # what is unknown can only make more code live, what is undefined less
             undefined |= defined - live - UNDEFINED
             if undefined == state.undefined:
-                return {path: one for path, one in current.items() if path in seen}, mattered
+                current = {path: one for path, one in current.items() if path in seen}
+                return current, {path: macros for path, macros in mattered.items() if path in seen}
         state = Macros(undefined, unknown)
         for path, one in facts.items():
             relevant = state.among(one.conditions)
