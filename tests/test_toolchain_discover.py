@@ -372,6 +372,8 @@ def test_pip_sdk_devel_before_core_and_never_expanded(
     first = candidates({}, root=alone)[0]
     assert first.toolchain is not None
     assert first.toolchain.kind == "sdk"
+    (site / "rocm_sdk_devel/_devel.tar.xz").write_bytes(b"")  # gone when the expansion ends
+    assert candidates({}, root=alone)[0].reasons == ("its expansion did not end: run `rocm-sdk init` again",)
 
 
 def test_nothing_found_lists_every_refusal(real: Toolchain, alone: Path) -> None:

@@ -30,14 +30,16 @@ import sys, tarfile
 from pathlib import Path
 if sys.argv[1:] != ["init"]: raise SystemExit(f"asked {sys.argv[1:]}")
 site = Path(__file__).resolve().parent.parent
-with tarfile.open(site / "rocm_sdk_devel/_devel.tar") as archive: archive.extractall(site)
+tar = site / "rocm_sdk_devel/_devel.tar"
+with tarfile.open(tar) as archive: archive.extractall(site)
+tar.unlink()
 (site / "_rocm_sdk_devel/absolute").symlink_to(site / "_rocm_sdk_devel/include")
 """
 
 
-def wheel(folder: Path, name: str, files: dict[str, bytes], requires: str = "", version: str = VERSION) -> None:
-    stem = f"{name.replace('-', '_')}-{version}"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}"
+def wheel(folder: Path, name: str, files: dict[str, bytes]) -> None:
+    stem = f"{name.replace('-', '_')}-{VERSION}"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {VERSION}\n"
     info = f"{stem}.dist-info"
     tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     files = {**files, f"{info}/METADATA": metadata.encode(), f"{info}/WHEEL": tags.encode()}
@@ -50,6 +52,24 @@ def wheel(folder: Path, name: str, files: dict[str, bytes], requires: str = "", 
     old = index.read_text() if index.exists() else ""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     index.write_text(f'{old}<a href="{path.name}#sha256={digest}">{path.name}</a>\n')
+
+
+SETUP = """
+from setuptools import setup
+setup(name="rocm", version="{version}", package_dir={{"": "src"}}, packages=["rocm_sdk"],
+      install_requires=["rocm-sdk-core=={version}"], extras_require={{"devel": ["rocm-sdk-devel=={version}"]}})
+"""
+
+
+def sdist(folder: Path, files: dict[str, str]) -> None:
+    """AMD's `rocm` is one: it chooses what it depends on where it is installed."""
+    path = folder / f"rocm-{VERSION}.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"rocm-{VERSION}/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    (folder / "index.html").write_text(f'<a href="{path.name}">{path.name}</a>\n')
 
 
 def devel_archive(real: Toolchain) -> bytes:
@@ -76,10 +96,9 @@ def index(toolchain: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name in ("rocm", "rocm-sdk-core", "rocm-sdk-devel"):
         (tmp_path / "index" / name).mkdir(parents=True)
     root = tmp_path / "index"
-    requires = f"Provides-Extra: devel\nRequires-Dist: rocm-sdk-core=={VERSION}\n"
-    requires += f'Requires-Dist: rocm-sdk-devel=={VERSION}; extra == "devel"\n'
-    main = {"rocm_sdk/__init__.py": b"", "rocm_sdk/__main__.py": INIT.encode()}
-    wheel(root / "rocm", "rocm", main, requires)
+    main = {"src/rocm_sdk/__init__.py": "", "src/rocm_sdk/__main__.py": INIT, "setup.py": SETUP.format(version=VERSION)}
+    main["PKG-INFO"] = f"Metadata-Version: 2.1\nName: rocm\nVersion: {VERSION}\n"
+    sdist(root / "rocm", main)
     wheel(root / "rocm-sdk-core", "rocm-sdk-core", {"_rocm_sdk_core/lib/libamdhip64.so.7": b"x"})
     devel = {"rocm_sdk_devel/__init__.py": b"", "rocm_sdk_devel/_devel.tar": devel_archive(toolchain)}
     wheel(root / "rocm-sdk-devel", "rocm-sdk-devel", devel)

@@ -269,8 +269,13 @@ def _sdk(path: Sequence[str]) -> Iterator[Candidate]:
     unexpanded = False
     for folder in folders:
         expanded = sorted(folder.glob("_rocm_sdk_devel*"))
+        archive = next(folder.glob("rocm_sdk_devel/_devel.tar*"), None)
         for prefix in expanded:
-            yield _look(_Place(name="sdk-devel", kind="sdk", origin=origin, prefix=prefix))
+            found = _look(_Place(name="sdk-devel", kind="sdk", origin=origin, prefix=prefix))
+            if archive is not None:  # AMD's tool removes it when the expansion has ended
+                told = "its expansion did not end: run `rocm-sdk init` again"
+                found = replace(found, toolchain=None, reasons=(told,))
+            yield found
         if not expanded and (folder / "rocm_sdk_devel").is_dir():
             unexpanded = True
             yield Candidate(
