@@ -3,15 +3,15 @@
     python tests/bench_audit.py [--repeat 3] [WHEEL ...]
 
 Without wheels: the ROCm libraries of bitsandbytes 0.50.2 (six) and cupy-rocm-7-0 14.2.0, from pip, kept in the cache
-folder. Of each wheel the libraries with device code are unpacked first. Then, from the start of each process on, the best
-of the repeats:
+folder. Of each wheel the libraries with device code are unpacked first. Then, from each process's start to its end, the
+best of the repeats:
 
 audit       `rocmbuild audit LIBRARY...` whole, its table written to a file
 read        reading alone: every bundle, code object and kernel, nothing printed
 llvm        `llvm-objdump --offloading` on each library, which writes its code objects into a folder, plus
-            `llvm-readelf --notes` over all code objects, printed to a file. On compressed bundles LLVM 22's llvm-objdump
-            writes wrong bytes and mostly dies: died counts the runs that are left out, and llvm-readelf reads the code
-            objects that clang-offload-bundler took out before, which is not timed.
+            `llvm-readelf --notes` over all code objects, printed to a file. On compressed bundles LLVM 22's
+            llvm-objdump writes wrong bytes and mostly dies: "died" counts the runs that are left out, and llvm-readelf
+            reads the code objects that clang-offload-bundler took out before, which is not timed.
 
 Seconds are wall time; peak is the largest resident set of any process of a row, in MiB.
 """
@@ -21,9 +21,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,20 +38,26 @@ WHEELS = (
 )
 
 
+LAUNCHER = """
+import json, os, sys, time
+files = [(os.POSIX_SPAWN_OPEN, fd, f"output{fd}", os.O_WRONLY | os.O_CREAT, 0o600) for fd in (1, 2)]
+begin = time.monotonic()
+child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=files)
+_, status, usage = os.wait4(child, 0)
+wall = time.monotonic() - begin
+print(json.dumps([os.waitstatus_to_exitcode(status), wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024]))
+"""
+
+
 def timed(argv: Sequence[str | Path], folder: Path) -> tuple[float, float, float] | None:
-    """(wall seconds, processor seconds, peak MiB) of a process whose output goes to a file; None where it dies."""
-    words = [str(word) for word in argv]
-    files = [(os.POSIX_SPAWN_OPEN, fd, str(folder / f"output{fd}"), os.O_WRONLY | os.O_CREAT, 0o600) for fd in (1, 2)]
-    here = Path.cwd()
-    os.chdir(folder)
-    begin = time.monotonic()
-    child = os.posix_spawn(words[0], words, os.environ, file_actions=files)
-    _, status, usage = os.wait4(child, 0)
-    wall = time.monotonic() - begin
-    os.chdir(here)
-    if os.waitstatus_to_exitcode(status) not in (0, 1):
-        return None
-    return wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+    """(wall seconds, processor seconds, peak MiB) of a process whose output goes to a file; None where it dies.
+
+    A small process starts it, since a child counts what its parent had in memory.
+    """
+    words = [sys.executable, "-I", "-S", "-c", LAUNCHER, *map(str, argv)]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+    status, wall, processor, peak = json.loads(done.stdout)
+    return (wall, processor, peak) if status in (0, 1) else None
 
 
 def best(repeat: int, commands: Sequence[Sequence[str | Path]], folder: Path) -> dict[str, object]:

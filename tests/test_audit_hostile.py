@@ -100,6 +100,17 @@ def test_ten_thousand_entries_of_one_bundle(samples: Samples) -> None:
     assert "overlaps what lies before it" in refused(path)
 
 
+def test_an_entry_whose_id_breaks_the_line(samples: Samples) -> None:
+    """Found by the fuzzer: line breaks and escapes of an id came out in the message."""
+    name = "hipv4-amdgcn-amd-amdhsa--gfx12\n\x1b[2J"
+    head = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<QQQQ", 1, 1 << 40, 7, len(name)) + name.encode()
+    path = samples.folder / "line.hipfb"
+    path.write_bytes(head)
+    assert "gfx12\\n\\x1b[2J" in refused(path)
+    path.write_bytes(compressed(head, 3, 1))
+    assert "gfx12\\n\\x1b[2J" in refused(path)
+
+
 def test_a_bundle_in_a_bundle(samples: Samples) -> None:
     inner = compressed(plain([(DEVICE, code_object(samples))]), 3, 1)
     path = samples.folder / "nested.hipfb"
@@ -263,6 +274,26 @@ def test_zip_archives_that_lie(samples: Samples, tmp_path: Path) -> None:
     link.symlink_to(link.name)
     with pytest.raises(InputError, match="cannot be read"):
         inspect(link)
+
+
+def test_a_member_without_a_name(samples: Samples, tmp_path: Path) -> None:
+    """Found by the fuzzer: Python's zipfile looks at the last letter of a name."""
+    path = wheel(tmp_path / "e-1-py3-none-any.whl", ("x.co", code_object(samples)))
+    data = path.read_bytes()
+    at = data.index(b"PK\1\2")
+    path.write_bytes(data[: at + 46] + b"\0.co" + data[at + 50 :])
+    assert inspect(path).libraries == ()
+
+
+def test_a_place_before_the_beginning(samples: Samples, tmp_path: Path) -> None:
+    """Found by the fuzzer: a directory that lies about its place shifts all members, here to before the file."""
+    path = wheel(tmp_path / "p-1-py3-none-any.whl", ("x.co", code_object(samples)), method=zipfile.ZIP_LZMA)
+    data = bytearray(path.read_bytes())
+    end = data.index(b"PK\5\6")
+    (place,) = struct.unpack_from("<I", data, end + 16)
+    struct.pack_into("<I", data, end + 16, place + 94)
+    path.write_bytes(data)
+    refused(path)
 
 
 def test_an_lzma_member_with_a_dictionary_of_gigabytes(samples: Samples, tmp_path: Path) -> None:

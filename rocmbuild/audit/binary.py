@@ -26,6 +26,7 @@ from rocmbuild.audit.container import images
 from rocmbuild.audit.demangle import demangle as demangled_names
 from rocmbuild.audit.elf import DT_SONAME, EM_AMDGPU, MAGIC, STB_WEAK, Elf, is_elf64, read_elf
 from rocmbuild.audit.finding import Finding
+from rocmbuild.audit.metadata import RowMemory
 from rocmbuild.audit.source import Data, open_file
 from rocmbuild.audit.torch_abi import TorchNeed, is_stable, torch_need
 from rocmbuild.errors import printable
@@ -180,10 +181,11 @@ class _Reader:
 
     def __init__(self, look: Look | None) -> None:
         self.look = look
+        self.memory = RowMemory()
 
     def code(self, data: Data, *, bundle_id: str = "", where: str) -> CodeObject:
         """One code object."""
-        found = read_code_object(data, bundle_id=bundle_id, where=where)
+        found = read_code_object(data, bundle_id=bundle_id, where=where, memory=self.memory)
         if self.look:
             self.look(found, data)
         return found
@@ -335,7 +337,7 @@ class _Reader:
                 for info in wheel.infolist():
                     at = info.header_offset
                     name = info.filename
-                    if info.is_dir() or stat.S_ISLNK(info.external_attr >> 16):
+                    if not name or name.endswith("/") or stat.S_ISLNK(info.external_attr >> 16):
                         continue
                     if name.count("/") == 1 and name.endswith(f".dist-info/{EVIDENCE}"):
                         evidence = _evidence(wheel, info, data)

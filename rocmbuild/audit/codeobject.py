@@ -7,16 +7,15 @@ table with llvm-readelf's own.
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from rocmbuild.audit.elf import EM_AMDGPU, PT_LOAD, Elf, read_elf
 from rocmbuild.audit.finding import Finding
-from rocmbuild.audit.metadata import NamelessKernel, NoKernelList, read_note
+from rocmbuild.audit.metadata import NamelessKernel, NoKernelList, RowMemory, read_note
 from rocmbuild.audit.processors import vgpr_encoding
 from rocmbuild.audit.source import Data
 from rocmbuild.errors import printable
@@ -167,10 +166,13 @@ def is_bitcode(head: bytes) -> bool:
     return head.startswith(_BITCODE)
 
 
-def read_code_object(data: Data, *, bundle_id: str = "", where: str = "") -> CodeObject:
+def read_code_object(
+    data: Data, *, bundle_id: str = "", where: str = "", memory: RowMemory | None = None
+) -> CodeObject:
     """Read one code object. InputError names file and offset of what is wrong with it.
 
-    The whole object is in memory meanwhile, since parts of it are read in any order.
+    memory: of those of the same file that were read before, to read kernels that come again faster. The whole object is
+    in memory meanwhile, since parts of it are read in any order.
     """
     bundle_target = target_of_triple(bundle_id)
     if is_bitcode(data.read(0, min(4, data.size), "magic")):
@@ -196,7 +198,7 @@ def read_code_object(data: Data, *, bundle_id: str = "", where: str = "") -> Cod
     if not 3 <= version <= 6:
         raise data.error(8, f"code object version {version} is not supported (3 to 6 are)")
     sramecc, xnack = _features(elf.flags, version)
-    note_target, rows = _metadata(elf)
+    note_target, rows = _metadata(elf, memory)
     processor = PROCESSORS.get(elf.flags & 0xFF, "")
     if not processor:  # newer than this table: the note still says it
         processor = note_target.split(":")[0] or f"mach-0x{elf.flags & 0xFF:02x}"
@@ -257,18 +259,18 @@ def _suffixes(sramecc: Feature, xnack: Feature) -> list[str]:
     return [name + _SIGN[value] for name, value in (("sramecc", sramecc), ("xnack", xnack)) if _SIGN[value]]
 
 
-def _metadata(elf: Elf) -> tuple[str, list[dict[str, Any]]]:
+def _metadata(elf: Elf, memory: RowMemory | None) -> tuple[str, list[dict[Any, Any]]]:
     """The target that the metadata notes name and their kernel rows; device LTO leaves several notes."""
     import msgpack  # for code objects only
 
     target, seen = "", False
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[Any, Any]] = []
     for owner, kind, description in elf.notes():
         if owner != b"AMDGPU" or kind != NT_AMDGPU_METADATA:
             continue
         seen = True
         try:
-            said, found = read_note(description, _KEYS)
+            said, found = read_note(description, _KEYS, memory)
         except NoKernelList:
             raise elf.data.error(0, "the AMDGPU metadata note has no list of kernels (amdhsa.kernels)") from None
         except NamelessKernel as err:
@@ -284,86 +286,75 @@ def _metadata(elf: Elf) -> tuple[str, list[dict[str, Any]]]:
 
 
 _COUNTS = (
-    (".wavefront_size", True),
-    (".vgpr_count", True),
-    (".sgpr_count", True),
-    (".agpr_count", False),
-    (".vgpr_spill_count", False),
-    (".sgpr_spill_count", False),
-    (".group_segment_fixed_size", True),
-    (".private_segment_fixed_size", True),
-    (".max_flat_workgroup_size", False),
-    (".kernarg_segment_size", False),
+    ("wave", ".wavefront_size", True),
+    ("vgpr", ".vgpr_count", True),
+    ("sgpr", ".sgpr_count", True),
+    ("agpr", ".agpr_count", False),
+    ("vgpr_spill", ".vgpr_spill_count", False),
+    ("sgpr_spill", ".sgpr_spill_count", False),
+    ("lds", ".group_segment_fixed_size", True),
+    ("scratch", ".private_segment_fixed_size", True),
+    ("max_workgroup", ".max_flat_workgroup_size", False),
+    ("argument_bytes", ".kernarg_segment_size", False),
 )
-"""Key, whether it must be there."""
-_KEYS = frozenset({key for key, _ in _COUNTS} | {".name", ".symbol", ".uses_dynamic_stack", ".reqd_workgroup_size"})
+"""Field, key, whether it must be there."""
+_KEYS = frozenset({row[1] for row in _COUNTS} | {".name", ".symbol", ".uses_dynamic_stack", ".reqd_workgroup_size"})
 
 
-def _kernels(elf: Elf, raw: bytes, rows: list[dict[str, Any]], processor: str) -> tuple[Kernel, ...]:
-    """The kernels of a code object; raw: all its bytes."""
+def _kernels(elf: Elf, raw: bytes, rows: list[dict[Any, Any]], processor: str) -> tuple[Kernel, ...]:
+    """The kernels of a code object; raw: all its bytes. What a row was made into is kept in it, by its descriptor."""
     descriptors = _descriptors(elf, raw)
-    wave64_only = default_wave(processor) == 64
-    granules = (vgpr_encoding(processor, 32), vgpr_encoding(processor, 64))
+    hardware = (default_wave(processor) == 64, vgpr_encoding(processor, 32), vgpr_encoding(processor, 64))
     kernels = []
     for row in rows:
-        counts: list[int | None] = []
-        for key, needed in _COUNTS:
-            value = row.get(key)
-            if type(value) is int and value >= 0:
-                counts.append(value)
-            elif value is None and not needed:
-                counts.append(None)
-            else:
-                what = "is missing" if value is None else f"is {value!r:.40}, wanted a count"
-                raise elf.data.error(0, f"AMDGPU metadata, kernel {printable(row['.name'])}: {key} {what}")
-        size = row.get(".reqd_workgroup_size")
-        fixed = isinstance(size, list) and len(size) == 3 and all(type(n) is int and n >= 0 for n in size)
-        descriptor = descriptors.get(row[".symbol"])
-        wave, vgprs, mode = None, row[".vgpr_count"], False
-        if descriptor is not None:
-            first, properties = descriptor
-            wave = 32 if properties & _KERNEL_WAVE32 and not wave64_only else 64
-            vgprs = ((first & 0x3F) + 1) * granules[wave == 64]
-            mode = not wave64_only and bool(first & _WORKGROUP_MODE)
-        stack = bool(row.get(".uses_dynamic_stack", False))
-        group = tuple(size) if fixed and size else None
-        kernels.append(
-            _kernel(row[".name"], row[".symbol"], tuple(counts), (wave, vgprs, mode, stack, group), row[".args"])
-        )
+        if "symbol" not in row:
+            row["symbol"] = row[".symbol"].encode("utf-8", "surrogateescape")
+        key = (descriptors.get(row["symbol"]), hardware)
+        kernel = row.get(key)
+        if kernel is None:
+            kernel = row[key] = _kernel(elf, row, *key)
+        kernels.append(kernel)
     return tuple(kernels)
 
 
-@functools.lru_cache(maxsize=1 << 12)
 def _kernel(
-    name: str, symbol: str, counts: tuple[Any, ...], rest: tuple[Any, ...], arguments: tuple[str, ...]
+    elf: Elf, row: dict[Any, Any], descriptor: tuple[int, int] | None, hardware: tuple[bool, int, int]
 ) -> Kernel:
-    """A kernel; those of similar targets are often the same, and then are one object."""
-    name = sys.intern(name)
-    wave, vgprs, mode, stack, group = rest
+    """A kernel of its row and its descriptor's words. hardware: waves have 64 lanes only, granules for 32 and 64."""
+    counts: dict[str, int | None] = {}
+    for field, key, needed in _COUNTS:
+        value = row.get(key)
+        if type(value) is int and value >= 0:
+            counts[field] = value
+        elif value is None and not needed:
+            counts[field] = None
+        else:
+            what = "is missing" if value is None else f"is {value!r:.40}, wanted a count"
+            raise elf.data.error(0, f"AMDGPU metadata, kernel {printable(row['.name'])}: {key} {what}")
+    size = row.get(".reqd_workgroup_size")
+    fixed = isinstance(size, list) and len(size) == 3 and all(type(n) is int and n >= 0 for n in size)
+    wave, vgprs, mode = None, row[".vgpr_count"], False
+    if descriptor is not None:
+        first, properties = descriptor
+        wave = 32 if properties & _KERNEL_WAVE32 and not hardware[0] else 64
+        vgprs = ((first & 0x3F) + 1) * hardware[1 if wave == 32 else 2]
+        mode = not hardware[0] and bool(first & _WORKGROUP_MODE)
+    name = sys.intern(row[".name"])
     return Kernel(
         name=name,
-        symbol=sys.intern(symbol),
+        symbol=sys.intern(row[".symbol"]),
         demangled=name,
-        wave=counts[0],
+        **cast(dict[str, Any], {**counts, "argument_bytes": counts["argument_bytes"] or 0}),
         descriptor_wave=wave,
-        vgpr=counts[1],
-        sgpr=counts[2],
-        agpr=counts[3],
-        vgpr_spill=counts[4],
-        sgpr_spill=counts[5],
-        lds=counts[6],
-        scratch=counts[7],
-        dynamic_stack=stack,
-        max_workgroup=counts[8],
+        dynamic_stack=bool(row.get(".uses_dynamic_stack", False)),
         vgpr_allocated=vgprs,
         workgroup_mode=mode,
-        workgroup=group,
-        argument_bytes=counts[9] or 0,
-        arguments=arguments,
+        workgroup=cast(tuple[int, int, int], tuple(size)) if fixed and size else None,
+        arguments=row[".args"],
     )
 
 
-def _descriptors(elf: Elf, raw: bytes) -> dict[str, tuple[int, int]]:
+def _descriptors(elf: Elf, raw: bytes) -> dict[bytes, tuple[int, int]]:
     """Symbol -> (COMPUTE_PGM_RSRC1 at byte 48, kernel_code_properties at byte 56) of each 64-byte kernel descriptor.
 
     AMDGPUUsage, "Kernel Descriptor". A descriptor that no segment of the file has all of is left out.
@@ -371,12 +362,12 @@ def _descriptors(elf: Elf, raw: bytes) -> dict[str, tuple[int, int]]:
     loads = [(s.address, s.address + s.file_size - 64, s.offset - s.address) for s in elf.segments if s.type == PT_LOAD]
     found = {}
     table = ".dynsym" if elf.section(".dynsym") else ".symtab"
-    for symbol in elf.symbols(table, size=64):
+    for name, value in elf.values(table, 64):
         for first, last, shift in loads:
-            if symbol.section and first <= symbol.value <= last:
-                at = symbol.value + shift
+            if first <= value <= last:
+                at = value + shift
                 if 0 <= at <= len(raw) - 64:
-                    found[symbol.name] = (
+                    found[name] = (
                         int.from_bytes(raw[at + 48 : at + 52], "little"),
                         int.from_bytes(raw[at + 56 : at + 58], "little"),
                     )

@@ -124,19 +124,35 @@ class Elf:
                 yield owner.rstrip(b"\0"), kind, area.read(start, size, "note description")
                 offset = start + _up(size, 4)
 
-    def symbols(self, table: str, *, size: int | None = None) -> Iterator[Symbol]:
-        """The symbols of ".dynsym" or ".symtab"; nothing where the file has no such table. size: only those of it."""
+    def symbols(self, table: str) -> Iterator[Symbol]:
+        """The symbols of ".dynsym" or ".symtab"; nothing where the file has no such table."""
         section = self.section(table)
         if section is None:
             return
-        entries = self.contents(section)
         names = self._strings(section)
+        for name, info, _other, index, value, size in self._entries(section):
+            yield Symbol(name=names(name), section=index, binding=info >> 4, value=value, size=size)
+
+    def values(self, table: str, size: int) -> Iterator[tuple[bytes, int]]:
+        """(name, value) of the defined symbols of a size, quickly: the whole string table is read."""
+        section = self.section(table)
+        if section is None:
+            return
+        strings = self._strings(section).whole()
+        for name, _info, _other, index, value, length in self._entries(section):
+            if length == size and index:
+                end = strings.find(b"\0", name)
+                if end < 0:
+                    raise self.data.error(0, f"a name at 0x{name:x} lies outside the string table or has no end")
+                yield strings[name:end], value
+
+    def _entries(self, section: Section) -> Iterator[tuple[int, ...]]:
+        """The entries of a symbol table: name, info, other, section, value, size."""
+        entries = self.contents(section)
         step = 24 * 4096
         for offset in range(0, entries.size - entries.size % 24, step):
-            block = entries.read(offset, min(step, entries.size - entries.size % 24 - offset), f"{table} entries")
-            for name, info, _other, index, value, length in struct.iter_unpack("<IBBHQQ", block):
-                if size is None or length == size:
-                    yield Symbol(name=names(name), section=index, binding=info >> 4, value=value, size=length)
+            block = entries.read(offset, min(step, entries.size - entries.size % 24 - offset), "symbols")
+            yield from struct.iter_unpack("<IBBHQQ", block)
 
     def dynamic(self) -> Iterator[tuple[int, str]]:
         """(tag, string) of the DT_NEEDED and DT_SONAME entries of .dynamic."""
@@ -183,6 +199,10 @@ class _Strings:
             what = f"a name at 0x{offset:x} lies outside the string table ({self._data.size} bytes) or has no end"
             raise self._data.error(0, what)
         return b"".join(parts).decode("utf-8", "backslashreplace")
+
+    def whole(self) -> bytes:
+        """All its bytes."""
+        return self._data.read(0, self._data.size, "string table")
 
     def _page(self, number: int) -> bytes:
         if number not in self._pages:

@@ -1,8 +1,10 @@
 """The AMDGPU metadata note: a map in MessagePack with a row for each kernel (AMDGPUUsage, "Code Object Metadata").
 
-A library has tens of thousands of kernels whose rows are mostly descriptions of arguments, and those repeat. So the
-rows are walked here, byte by byte for what a row really holds (short strings, small numbers), and msgpack takes what is
-anything else; arguments are decoded once for all kernels that have the same.
+A library has tens of thousands of kernels whose rows are mostly descriptions of arguments, and those repeat; the same
+kernels come again for each target, often with the very same row. So the rows are walked here, byte by byte for what a
+row really holds (short strings, small numbers), and msgpack takes what is anything else; what is byte for byte the same
+as before is not decoded again. That is safe: no encoding of a value is the beginning of another one's, so
+bytes that begin with a value seen before are that value.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-__all__ = ["NamelessKernel", "NoKernelList", "read_note"]
+__all__ = ["NamelessKernel", "NoKernelList", "RowMemory", "read_note"]
 
 _SMALL_ARGUMENTS = 1 << 13
+_VARIANTS = 6
 
 
 class NoKernelList(ValueError):
@@ -29,15 +32,52 @@ class NamelessKernel(ValueError):
         self.index = index
 
 
-def read_note(note: bytes, keys: Collection[str]) -> tuple[str, list[dict[str, Any]]]:
+class RowMemory:
+    """Rows of the code objects before, by their place in the list; at most 8 MiB of them."""
+
+    __slots__ = ("_room", "_rows")
+
+    def __init__(self) -> None:
+        self._room = 1 << 23
+        self._rows: list[list[tuple[bytes, dict[Any, Any]]]] = []
+
+    def find(self, index: int, note: bytes, at: int) -> tuple[int, dict[Any, Any]] | None:
+        """(length, row) where the row at a place is one that was there before."""
+        if index < len(self._rows):
+            rows = self._rows[index]
+            for number, (raw, row) in enumerate(rows):
+                if note.startswith(raw, at):
+                    if number:
+                        rows.insert(0, rows.pop(number))
+                    return len(raw), row
+        return None
+
+    def keep(self, index: int, raw: bytes, row: dict[Any, Any]) -> None:
+        """Remember a row."""
+        if self._room < len(raw):
+            return
+        if index == len(self._rows):
+            self._rows.append([])
+        if index < len(self._rows):
+            rows = self._rows[index]
+            self._room -= len(raw)
+            rows.insert(0, (raw, row))
+            if len(rows) > _VARIANTS:
+                self._room += len(rows.pop()[0])
+
+
+def read_note(note: bytes, keys: Collection[str], memory: RowMemory | None = None) -> tuple[str, list[dict[Any, Any]]]:
     """(amdhsa.target, rows) of a note: of each kernel the values of keys, and ".args" as "kind size" texts.
+
+    memory: of notes that were read before with the same keys; rows that are the same are the same objects.
 
     Raises NoKernelList, NamelessKernel, and ValueError, TypeError, IndexError or msgpack's own errors for damage. One
     row's tree is in memory at a time.
     """
     walker = _Walker(note, {key.encode(): key for key in (*keys, ".args")})
     target = ""
-    rows: list[dict[str, Any]] = []
+    memory = memory or RowMemory()
+    rows: list[dict[Any, Any]] = []
     for _ in range(walker.length(0x80, 0xDE)):
         key = walker.value()
         if not isinstance(key, str):
@@ -46,12 +86,19 @@ def read_note(note: bytes, keys: Collection[str]) -> tuple[str, list[dict[str, A
             said = walker.value()
             target = said if isinstance(said, str) else ""
         elif key == "amdhsa.kernels":
-            for _ in range(walker.length(0x90, 0xDC)):
+            for index in range(walker.length(0x90, 0xDC)):
+                known = memory.find(index, note, walker.at)
+                if known:
+                    walker.at += known[0]
+                    rows.append(known[1])
+                    continue
+                start = walker.at
                 row = walker.row()
                 for name in (".name", ".symbol"):  # at once: rows without them would be many and small
                     if not isinstance(row.get(name), str):
-                        raise NamelessKernel(len(rows), f"{name} is {row.get(name)!r:.40}, wanted a name")
+                        raise NamelessKernel(index, f"{name} is {row.get(name)!r:.40}, wanted a name")
                 rows.append(row)
+                memory.keep(index, note[start : walker.at], row)
         else:
             walker.skip()
     if walker.at != len(note):
@@ -137,10 +184,7 @@ class _Walker:
         return row
 
     def arguments(self) -> tuple[str, ...]:
-        """The value here as "kind size" of each argument that the source has.
-
-        No encoding of a value is the beginning of another one's, so bytes that begin with one seen before are that one.
-        """
+        """The value here as "kind size" of each argument that the source has."""
         for index, (raw, found) in enumerate(self.known):
             if self.note.startswith(raw, self.at):
                 self.at += len(raw)

@@ -38,8 +38,8 @@ class Data:
         return f"{printable(self.name, limit=1000)}: offset 0x{max(0, self.base + offset):x}"
 
     def error(self, offset: int, message: str) -> InputError:
-        """An error that names file and offset; the caller raises it."""
-        return InputError(f"{self.place(offset)}: {message}")
+        """An error of one line that names file and offset; the caller raises it."""
+        return InputError(f"{self.place(offset)}: {printable(message, limit=2000)}")
 
     def check(self, offset: int, size: int, what: str) -> None:
         """Raise InputError unless offset..offset+size lies inside."""
