@@ -64,7 +64,9 @@ def oldest_torch(session: nox.Session) -> None:
 def interpreters(session: nox.Session) -> None:
     """What needs no torch, on every interpreter that the machine has."""
     session.install("-e", ".[cli,test]")
-    session.run("python", "-m", "pytest", "-m", "not slow", "--ignore=tests/kernels", *session.posargs)
+    session.run(
+        "python", "-m", "pytest", "-m", "not slow and not needs_torch", "--ignore=tests/kernels", *session.posargs
+    )
 
 
 @nox.session

@@ -58,6 +58,7 @@ def test_the_table_is_what_the_headers_say() -> None:
     assert dict(table()) == {name: release or OLDER for name, release in said.items()}
 
 
+@pytest.mark.needs_torch
 def test_what_torch_exports_is_in_the_table() -> None:
     """Every symbol of the kind in the installed libraries, none newer than they are."""
     spec = importlib.util.find_spec("torch")
