@@ -6,6 +6,7 @@ import importlib.util
 import re
 from pathlib import Path
 
+import pytest
 from audit_samples import Samples
 from support import needs_torch_sdk, require
 
