@@ -231,19 +231,6 @@ def make_stage(
     names and headers that may be left over. cache: the folder of all stages; `stages` in the user's cache folder by
     default. strict: errors among the findings raise FindingsError. The project is only read.
     """
-    sources = collect(project, globs=globs, include_dirs=include_dirs)
-    chosen = find_engine(hipify_engine, engine.hipify)
-    job = _Job(
-        engine=chosen,
-        identity=identify(chosen),
-        torch_version=engine.version.partition("+")[0],  # a local part ("+cpu") says nothing about the tables
-        hip_version=hip_version,
-        include_dirs=tuple(os.path.normpath(name) for name in include_dirs),
-        defines=dict(sorted((defines or {}).items())),
-        allow=tuple(sorted(set(allow))),
-    )
-    digests = [_digest(file.data) for file in sources.files]
-    key = stage_key(sources, job.head(), digests)
     store = Store(cache or paths.cache_dir() / "stages")
     # The last stage of this folder is where a conversion finds what an edit has not touched.
     names = [_digest(os.fsencode(os.path.realpath(project))), _digest(json.dumps([*globs, *include_dirs]).encode())]
