@@ -1,4 +1,4 @@
-"""A pytest plugin: of a parametrized test no more cases are run once one has failed."""
+"""A pytest plugin: once a case of a test has failed, no more of its cases are run but those asked for by name."""
 
 from __future__ import annotations
 
@@ -13,5 +13,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.nodeid.partition("[")[0] in _failed:
+    asked_for = any(argument.endswith(f"::{item.name}") for argument in item.config.args)
+    if item.nodeid.partition("[")[0] in _failed and not asked_for:
         pytest.skip("a case of it has failed")
