@@ -1,12 +1,35 @@
-"""The one list of shapes and types that correctness tests share (and benchmarks can)."""
+"""The one list of formats, shapes and types that correctness tests share (and benchmarks can)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FORMATS", "MOE_CASES", "PRODUCT_CASES", "SCALARS", "MoeCase", "ProductCase", "ulps"]
+import gguf
+from packages import csrc_folder, formats_of
 
-FORMATS = ("Q4_0", "Q8_0")
+__all__ = [
+    "ALL_FORMATS",
+    "FORMATS",
+    "MOE_CASES",
+    "NMSE_F32",
+    "PRODUCT_CASES",
+    "SCALARS",
+    "MoeCase",
+    "ProductCase",
+    "block_of",
+    "fit",
+    "ulps",
+]
+
+ALL_FORMATS = (
+    "Q4_0",
+    "Q8_0",
+)
+"""The weight formats that have kernels. A new one is a line here; its block and id are the `gguf` package's."""
+
+FORMATS = tuple(name for name in ALL_FORMATS if name in formats_of(csrc_folder()))
+"""Those of the sources under test: all, but for a mutant, which is built with no more than its tests need."""
+
 SCALARS = ("float32", "float16", "bfloat16")
 
 NMSE_F32 = 1e-9
@@ -21,9 +44,20 @@ def ulps(dtype: str) -> float:
     return 2.0 ** -(_MANTISSA[dtype] + 1)
 
 
+def block_of(type_name: str) -> int:
+    """Elements of a block."""
+    return int(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]][0])
+
+
+def fit(type_name: str, cols: int) -> int:
+    """cols, or the next number of columns that is whole blocks of a format."""
+    block = block_of(type_name)
+    return -(-cols // block) * block
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductCase:
-    """One product: W is [rows, cols], X is [vectors, cols]."""
+    """One product: W is [rows, cols], X is [vectors, cols], with fit(type, cols) for cols."""
 
     why: str
     rows: int
@@ -37,7 +71,7 @@ class ProductCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeCase:
-    """One routed product: W is [experts, rows, cols], X is [tokens, cols], ids are [tokens, top_k]."""
+    """One routed product: W is [experts, rows, cols], X is [tokens, cols], ids are [tokens, top_k]; cols as above."""
 
     why: str
     experts: int
@@ -66,12 +100,16 @@ PRODUCT_CASES = (
     ProductCase(why="eight vectors", rows=7, cols=1088, vectors=8),
     ProductCase(why="eight and one vectors", rows=6, cols=96, vectors=9),
     ProductCase(why="two eights and seven vectors", rows=6, cols=96, vectors=23),
+    ProductCase(why="K one large block short of 2048", rows=3, cols=1792, vectors=1),
+    ProductCase(why="K of many models", rows=6, cols=2048, vectors=2),
+    ProductCase(why="K one large block past 2048", rows=5, cols=2304, vectors=8),
+    ProductCase(why="a large block past a wave of them", rows=2, cols=8448, vectors=1),
 )
 
 MOE_CASES = (
     MoeCase(why="the smallest", experts=1, rows=1, cols=32, tokens=1, top_k=1),
     MoeCase(why="one token of several slots", experts=8, rows=9, cols=160, tokens=1, top_k=4),
-    MoeCase(why="more ids than a byte holds", experts=300, rows=3, cols=64, tokens=6, top_k=5),
+    MoeCase(why="more ids than a byte holds", experts=1024, rows=3, cols=64, tokens=6, top_k=5),
     MoeCase(why="K past a wave of tiles", experts=4, rows=17, cols=1120, tokens=3, top_k=2),
     MoeCase(why="a down projection: a row of X a slot", experts=6, rows=10, cols=96, tokens=12, top_k=1),
 )

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import gguf
 import numpy as np
 
 __all__ = ["DTYPES", "TYPES", "NativeError", "NativeLibrary", "guarded"]
 
-TYPES = {"Q4_0": 2, "Q8_0": 8}
+TYPES = {name: int(number) for name, number in gguf.GGMLQuantizationType.__members__.items()}
 DTYPES = {"float32": 0, "float16": 1, "bfloat16": 30}
 I32, I64, PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 

@@ -1,21 +1,17 @@
-"""The kernels' host library, built by rocmbuild itself and kept, as the package that users import."""
+"""The kernels' libraries, built by rocmbuild itself and kept, as the package that users import."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import os
+import re
 import shutil
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from filelock import FileLock
-
-from rocmbuild import pipeline
-from rocmbuild.build.project import copy_project
-from rocmbuild.config import load_config
-from rocmbuild.paths import cache_dir
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KERNELS = ROOT / "kernels"
@@ -30,15 +26,45 @@ def csrc_folder() -> Path:
     return Path(os.environ.get(CSRC_VARIABLE) or KERNELS / "csrc")
 
 
+_FORMAT_LIST = re.compile(r"(#define GGUF_FOR_EACH_FORMAT\(X\))((?:[^\n]*\\\n)*[^\n]*\n)")
+
+
+def formats_of(csrc: Path) -> tuple[str, ...]:
+    """The formats that a csrc folder lists as having kernels, in its order."""
+    found = _FORMAT_LIST.search((csrc / "formats" / "types.h").read_text())
+    assert found is not None, "formats/types.h has no GGUF_FOR_EACH_FORMAT"
+    return tuple(re.findall(r"\bX\((\w+)", found[2]))
+
+
+def trimmed_copy(csrc: Path, copy: Path, formats: Collection[str]) -> None:
+    """A csrc folder with the named formats only: what a test of one mistake has to compile."""
+    shutil.copytree(csrc, copy)
+    listed = formats_of(csrc)
+    unknown = set(formats) - set(listed)
+    assert not unknown, f"csrc has no {unknown}"
+    types = copy / "formats" / "types.h"
+    kept = " \\\n".join(f"  X({name})" for name in listed if name in formats)
+    types.write_text(_FORMAT_LIST.sub(lambda found: f"{found[1]} \\\n{kept}\n", types.read_text()))
+    for name in set(listed) - set(formats):
+        (copy / "formats" / f"{name.lower()}.cu").unlink()
+
+
 def build_package(csrc: Path, *, defines: Sequence[str] = (), flags: Sequence[str] = (), binding: bool = True) -> Path:
     """Build the host platform's wheel from a csrc folder; returns the folder that holds gguf_kernels, for sys.path.
 
     defines: further "NAME=value". flags: further compiler and linker words (sanitizers). binding: with torch's
     operators, or only the C functions. Each variant keeps its build folder, so an edit compiles what it touches.
     """
+    from rocmbuild import pipeline  # late: a test of a given package needs no rocmbuild
+    from rocmbuild.build.project import copy_project
+    from rocmbuild.config import load_config
+    from rocmbuild.paths import cache_dir
+
     mutant = csrc.resolve() != (KERNELS / "csrc").resolve()
-    if mutant:  # compiled often, run little; parallel test runs keep theirs apart
+    if mutant or flags:  # compiled often, run little; parallel test runs keep theirs apart
         flags = ("-O1", *flags)
+    if flags:
+        flags = (*flags, "-g1")  # functions and lines, which is all that a sanitizer's report shows
     worker = os.environ.get("PYTEST_XDIST_WORKER", "") if mutant else ""
     variant = hashlib.sha256(repr((ROOT, mutant, worker, defines, flags, binding)).encode()).hexdigest()[:12]
     place = cache_dir() / "tests" / "kernels" / variant

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import oracle
-from cases import FORMATS, MOE_CASES, NMSE_F32, PRODUCT_CASES
+from cases import FORMATS, MOE_CASES, NMSE_F32, PRODUCT_CASES, block_of, fit
 from native import DTYPES, TYPES, DequantizeParams, MoeVecParams, MulMatVecParams, NativeLibrary
 
 libc = ctypes.CDLL(None)
@@ -71,9 +71,10 @@ def main(library: NativeLibrary) -> None:
     for type_name in FORMATS:
         for number, case in enumerate(PRODUCT_CASES):
             dtype = ("float32", "float16", "bfloat16")[number % 3]
-            weight = oracle.random_blocks(rng, type_name, case.rows, case.cols)
-            x, values = stored(rng.standard_normal((case.vectors, case.cols)).astype(np.float32), dtype)
-            scratch_bytes = library.activation_bytes(case.vectors, case.cols)
+            cols = fit(type_name, case.cols)
+            weight = oracle.random_blocks(rng, type_name, case.rows, cols)
+            x, values = stored(rng.standard_normal((case.vectors, cols)).astype(np.float32), dtype)
+            scratch_bytes = library.activation_bytes(case.vectors, cols)
             with Buffers() as buffers:
                 out = buffers.of(np.full((case.vectors, case.rows), 1, x.dtype))
                 params = MulMatVecParams(
@@ -82,10 +83,10 @@ def main(library: NativeLibrary) -> None:
                     out=out,
                     scratch=buffers.of(np.zeros(scratch_bytes, np.uint8)),
                     scratch_bytes=scratch_bytes,
-                    x_stride=case.cols,
+                    x_stride=cols,
                     vectors=case.vectors,
                     rows=case.rows,
-                    cols=case.cols,
+                    cols=cols,
                     type=TYPES[type_name],
                     dtype=DTYPES[dtype],
                 )
@@ -93,17 +94,18 @@ def main(library: NativeLibrary) -> None:
                 found = loaded(out, (case.vectors, case.rows), dtype)
             check(found, oracle.mat_vec(weight, type_name, values), dtype, case)
             with Buffers() as buffers:
-                out = buffers.of(np.zeros((case.rows, case.cols), x.dtype))
-                blocks = case.rows * case.cols // 32
+                out = buffers.of(np.zeros((case.rows, cols), x.dtype))
+                blocks = case.rows * cols // block_of(type_name)
                 parts = {"block_end": blocks, "type": TYPES[type_name], "out_dtype": DTYPES[dtype]}
                 library.call("gguf_dequantize", DequantizeParams(weight=buffers.of(weight), out=out, **parts))
-                found = loaded(out, (case.rows, case.cols), dtype)
+                found = loaded(out, (case.rows, cols), dtype)
             check(found, oracle.dequantize(weight, type_name), dtype, case)
         for routed in MOE_CASES:
-            weight = oracle.random_blocks(rng, type_name, routed.experts, routed.rows, routed.cols)
-            x = rng.standard_normal((routed.tokens, routed.cols)).astype(np.float32)
+            cols = fit(type_name, routed.cols)
+            weight = oracle.random_blocks(rng, type_name, routed.experts, routed.rows, cols)
+            x = rng.standard_normal((routed.tokens, cols)).astype(np.float32)
             ids = rng.integers(-1, routed.experts + 1, size=(routed.tokens, routed.top_k))
-            scratch_bytes = library.activation_bytes(routed.tokens, routed.cols)
+            scratch_bytes = library.activation_bytes(routed.tokens, cols)
             with Buffers() as buffers:
                 out = buffers.of(np.full((ids.size, routed.rows), -1, np.float32))
                 params = MoeVecParams(
@@ -113,12 +115,12 @@ def main(library: NativeLibrary) -> None:
                     out=out,
                     scratch=buffers.of(np.zeros(scratch_bytes, np.uint8)),
                     scratch_bytes=scratch_bytes,
-                    x_stride=routed.cols,
+                    x_stride=cols,
                     experts=routed.experts,
                     tokens=routed.tokens,
                     top_k=routed.top_k,
                     rows=routed.rows,
-                    cols=routed.cols,
+                    cols=cols,
                     ids_bits=64,
                     type=TYPES[type_name],
                     dtype=0,
@@ -126,19 +128,20 @@ def main(library: NativeLibrary) -> None:
                 library.call("gguf_moe_a8_vec", params)
                 found = loaded(out, (ids.size, routed.rows), "float32")
             check(found, oracle.moe_vec(x, weight, ids, routed.top_k, type_name), "float32", routed)
-        odd = np.array([[np.nan] * 32, [np.inf] * 32, [3e38] * 32, [1e-45] * 32, [0] * 32], dtype=np.float32)
-        weight = oracle.random_blocks(rng, type_name, 3, 32)
+        cols = block_of(type_name)
+        odd = np.repeat(np.array([[np.nan], [np.inf], [3e38], [1e-45], [0]], dtype=np.float32), cols, axis=1)
+        weight = oracle.random_blocks(rng, type_name, 3, cols)
         with Buffers() as buffers:
             params = MulMatVecParams(
                 weight=buffers.of(weight),
                 x=buffers.of(odd),
                 out=buffers.of(np.zeros((5, 3), np.float32)),
-                scratch=buffers.of(np.zeros(library.activation_bytes(5, 32), np.uint8)),
-                scratch_bytes=library.activation_bytes(5, 32),
-                x_stride=32,
+                scratch=buffers.of(np.zeros(library.activation_bytes(5, cols), np.uint8)),
+                scratch_bytes=library.activation_bytes(5, cols),
+                x_stride=cols,
                 vectors=5,
                 rows=3,
-                cols=32,
+                cols=cols,
                 type=TYPES[type_name],
                 dtype=0,
             )

@@ -11,11 +11,13 @@ import gguf
 import oracle
 import pytest
 import torch
-from cases import FORMATS
+from cases import ALL_FORMATS, FORMATS, fit
+from native import TYPES
+from packages import KERNELS, csrc_folder, formats_of
 from test_products import activations, rng_of
 
 OPERATORS = ("ggml_dequantize", "ggml_mul_mat_vec_a8", "ggml_moe_a8_vec")
-W = {name: torch.from_numpy(oracle.random_blocks(rng_of(name), name, 3, 5, 64)) for name in FORMATS}
+W = {name: torch.from_numpy(oracle.random_blocks(rng_of(name), name, 3, 5, fit(name, 64))) for name in FORMATS}
 
 
 def run_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -101,6 +103,12 @@ def test_supports_answers_by_operator_format_and_device(kernels: ModuleType) -> 
         kernels.supports("ggml_mul", "Q4_0", "cpu")
 
 
+def test_every_format_of_the_sources_is_in_the_list_of_cases() -> None:
+    assert set(formats_of(KERNELS / "csrc")) == set(ALL_FORMATS)
+    for name in ALL_FORMATS:
+        assert (KERNELS / "csrc" / "formats" / f"{name.lower()}.cu").exists()
+
+
 def test_a_report_says_what_was_loaded(kernels: ModuleType, library: Path) -> None:
     assert kernels.REPORT.loaded["host"] == str(library)
 
@@ -109,13 +117,14 @@ def test_a_report_says_what_was_loaded(kernels: ModuleType, library: Path) -> No
 
 
 def calls(kernels: ModuleType, type_name: str) -> dict[str, tuple[object, tuple[object, ...]]]:
-    x, _ = activations(rng_of(type_name), 4, 64, "float32")
+    cols = fit(type_name, 64)
+    x, _ = activations(rng_of(type_name), 4, cols, "float32")
     number = int(kernels.GGMLType[type_name])
     ids = torch.tensor([[0, 2], [1, -1], [2, 2], [0, 1]])
     return {
         "ggml_dequantize": (
             torch.ops.gguf_kernels.ggml_dequantize.default,
-            (W[type_name], number, 15, 64, torch.bfloat16),
+            (W[type_name], number, 15, cols, torch.bfloat16),
         ),
         "ggml_mul_mat_vec_a8": (torch.ops.gguf_kernels.ggml_mul_mat_vec_a8.default, (W[type_name][1], x, number, 5)),
         "ggml_moe_a8_vec": (torch.ops.gguf_kernels.ggml_moe_a8_vec.default, (x, W[type_name], ids, 2, number, 5, 4)),
@@ -181,7 +190,7 @@ def refused(kernels: ModuleType) -> dict[str, tuple[object, str]]:
     ids = torch.zeros(2, 2, dtype=torch.int32)
     dequantize, product, routed = kernels.ggml_dequantize, kernels.ggml_mul_mat_vec_a8, kernels.ggml_moe_a8_vec
     odd = torch.zeros(5 * 36 + 1, dtype=torch.uint8)[1:].reshape(5, 36)
-    known = "supported: Q4_0 (2), Q8_0 (8)"
+    known = "supported: " + ", ".join(f"{name} ({TYPES[name]})" for name in formats_of(csrc_folder()))
     return {
         "unknown type": (lambda: product(w[0], x, 5, 5), f"ggml_mul_mat_vec_a8: type 5 is no GGUF type; {known}"),
         "negative type": (lambda: dequantize(w, -1, 15, 64), f"ggml_dequantize: type -1 is no GGUF type; {known}"),
@@ -197,10 +206,6 @@ def refused(kernels: ModuleType) -> dict[str, tuple[object, str]]:
         "scalar type": (
             lambda: dequantize(w, "F16", 15, 64),
             f"ggml_dequantize: type F16 (1) is not quantised; {known}",
-        ),
-        "no kernel": (
-            lambda: product(w[0], x, "Q4_K", 5),
-            f"ggml_mul_mat_vec_a8: type Q4_K (12) has no kernel; {known}",
         ),
         "misspelt": (lambda: product(w[0], x, "Q4-0", 5), "type is 'Q4-0', which is no GGUF type; did you mean Q4_0"),
         "W of int8": (
@@ -289,7 +294,6 @@ REFUSED = [
     "activation type",
     "other activation type",
     "scalar type",
-    "no kernel",
     "misspelt",
     "W of int8",
     "W with gaps",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from packages import CSRC_VARIABLE, KERNELS, ROOT
+from packages import CSRC_VARIABLE, KERNELS, ROOT, formats_of, trimmed_copy
 from traps import ALL_TRAPS, ELSEWHERE, TRAPS, Trap
 
 HERE = Path(__file__).resolve().parent
@@ -58,12 +57,18 @@ def killed_by(name: str, done: subprocess.CompletedProcess[str]) -> bool:
     return refused or re.search(rf"^FAILED \S*{test}", done.stdout, re.MULTILINE) is not None
 
 
+def formats_for(trap: Trap) -> set[str]:
+    """The formats that a mutant is built with: two simple ones, its own file's, and what else its tests need."""
+    own = {name for name in formats_of(KERNELS / "csrc") if trap.file == f"formats/{name.lower()}.cu"}
+    return {"Q4_0", "Q8_0", *own, *trap.formats}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.id)
 def test_mutant_is_killed(trap: Trap, tmp_path: Path, build: Callable[..., Path]) -> None:
     """Each named test fails with the mutant, or crashes; that it passes without, the normal run shows."""
     csrc = tmp_path / "csrc"
-    shutil.copytree(KERNELS / "csrc", csrc)
+    trimmed_copy(KERNELS / "csrc", csrc, formats_for(trap))
     path = csrc / trap.file
     path.write_text(path.read_text().replace(trap.old, trap.new))
     build(csrc)  # a mutant that does not compile proves nothing

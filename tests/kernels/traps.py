@@ -23,7 +23,10 @@ _FORMAT_OPS = "launch/format_ops.cuh"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trap:
-    """One mistake. tests: node ids below tests/kernels, each of which fails with the mutant and passes without."""
+    """One mistake. tests: node ids below tests/kernels, each of which fails with the mutant and passes without.
+
+    formats: those that the tests need beside Q4_0, Q8_0 and that of the file; a mutant is built with no others.
+    """
 
     number: int
     what: str
@@ -31,6 +34,7 @@ class Trap:
     old: str
     new: str
     tests: tuple[str, ...]
+    formats: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
