@@ -174,16 +174,16 @@ TRAPS = (
         number=5,
         what="row past the last written",
         file=_MAT_VEC,
-        old="lane < kRows * kVectors && own_row < args.rows",
-        new="lane < kRows * kVectors",
+        old="static_cast<uint32_t>(count) && own_row < args.rows",
+        new="static_cast<uint32_t>(count)",
         tests=("test_memory.py::test_products_stay_inside_exact_buffers",),
     ),
     Trap(
         number=5,
         what="block read in whole words past its end",
         file=_PLATFORM,
-        old="  memcpy(got.words, at + 2, 4 * N);\n",
-        new="  uint32_t more[N + 1];\n  memcpy(more, at + 2, 4 * N + 4);\n  memcpy(got.words, more, 4 * N);\n"
+        old="  memcpy(words, at, 4 * N);\n",
+        new="  uint32_t more[N + 1];\n  memcpy(more, at, 4 * N + 4);\n  memcpy(words, more, 4 * N);\n"
         '  asm volatile("" ::"r"(more[N]));\n',
         tests=("test_memory.py::test_products_stay_inside_exact_buffers",),
     ),
@@ -233,17 +233,17 @@ TRAPS = (
     Trap(
         number=8,
         what="block sum in half precision",
-        file="formats/q4_0.cu",
-        old="int total = -8 * x->sum;",
-        new="const float s = __half2float(__float2half_rn(x->d * static_cast<float>(x->sum)));\n"
-        "    int total = -8 * static_cast<int>(s / x->d);",
+        file="device/weights.cuh",
+        old="int total = kOffset * x.sum;",
+        new="const float s = __half2float(__float2half_rn(x.d * static_cast<float>(x.sum)));\n"
+        "    int total = kOffset * static_cast<int>(s / x.d);",
         tests=("test_products.py::test_large_activations_do_not_overflow_the_block_sum",),
     ),
     Trap(
         number=9,
         what="scale of the first vector for all",
         file=_MAT_VEC,
-        old="scale[v] = args.x.scale + (x_vector + v) *",
+        old="scale[v] = args.x.scale + own *",
         new="scale[v] = args.x.scale + x_vector *",
         tests=("test_products.py::test_scales_a_thousandfold_apart_and_nan_stay_in_their_vector",),
     ),
@@ -370,8 +370,8 @@ TRAPS = (
         number=16,
         what="down projection reads its token's row",
         file=_MAT_VEC,
-        old="product.weight + expert * args.expert_bytes, first_row, token, z);",
-        new="product.weight + expert * args.expert_bytes, first_row, z / (args.top_k + 1), z);",
+        old="product.weight + expert * args.expert_bytes, first_row, token, z, 1);",
+        new="product.weight + expert * args.expert_bytes, first_row, z / (args.top_k + 1), z, 1);",
         tests=(
             "test_products.py::test_down_projection_from_the_kernels_own_intermediates",
             "test_products.py::test_moe_vec",

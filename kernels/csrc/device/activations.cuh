@@ -9,8 +9,9 @@ constexpr int kActivationBlock = 32;
 
 // Of one block of 32 activations.
 struct alignas(8) ActivationScale {
-  float d;      // max|x| / 127, never rounded to half
-  int32_t sum;  // of the 32 q; an integer, so that no activation can overflow it
+  float d;       // max|x| / 127, never rounded to half
+  int16_t sum;   // of the 32 q; an integer, so that no activation can overflow it
+  int16_t high;  // of the last 16 q, for formats with a scale and a minimum every 16 weights
 };
 static_assert(sizeof(ActivationScale) == 8, "read as one 8-byte load");
 
@@ -18,7 +19,8 @@ static_assert(sizeof(ActivationScale) == 8, "read as one 8-byte load");
 struct Activations {
   uint32_t q[8];  // 32 signed bytes
   float d;
-  int32_t sum;
+  int sum;   // of all 32
+  int high;  // of the last 16
 };
 
 // Scratch is [vectors][cols] signed bytes, then [vectors][cols / 32] ActivationScale.
@@ -50,6 +52,7 @@ static __device__ __forceinline__ Activations load_activations(const int8_t* q, 
   const ActivationScale s = at_offset<ActivationScale>(scale, block * static_cast<uint32_t>(sizeof(ActivationScale)));
   x.d = s.d;
   x.sum = s.sum;
+  x.high = s.high;
   return x;
 }
 
@@ -110,12 +113,14 @@ static __global__ void __launch_bounds__(kQuantizeThreads) quantize_activations(
   }
   sum += static_cast<int32_t>(wave_xor<1>(static_cast<uint32_t>(sum)));
   sum += static_cast<int32_t>(wave_xor<2>(static_cast<uint32_t>(sum)));
+  const int32_t half = sum;
   sum += static_cast<int32_t>(wave_xor<4>(static_cast<uint32_t>(sum)));
   if (!inside) return;
 
   *reinterpret_cast<uint32_t*>(args.out.q + vector * args.cols + col) = packed;
-  if (threadIdx.x % 8 == 0) {
-    args.out.scale[vector * (args.cols / kActivationBlock) + col / kActivationBlock] = {d, sum};
+  if (threadIdx.x % 8 == 7) {
+    args.out.scale[vector * (args.cols / kActivationBlock) + col / kActivationBlock] = {
+        d, static_cast<int16_t>(sum), static_cast<int16_t>(half)};
   }
 }
 

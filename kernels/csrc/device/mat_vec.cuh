@@ -1,12 +1,13 @@
 // Products of quantised weights with 1 to 8 quantised vectors; any format.
 //
-// A wave computes kRows rows. A lane takes whole tiles (a tile is the weights that a format decodes at once, 32 or a
+// A wave computes kRows rows. A lane takes whole tiles (a tile is the weights that a format loads at once, 32 or a
 // multiple), so scales are read and unpacked once, weights come in the widest loads the layout allows, the activations
 // that a lane loads serve all rows of its wave, and the weights it decodes serve all vectors.
 #pragma once
 
 #include "device/activations.cuh"
 #include "device/platform.cuh"
+#include "device/weights.cuh"
 
 namespace gguf {
 
@@ -26,6 +27,7 @@ struct MatVecArgs {
   int64_t cols;
   int64_t first_group;   // of kMatVecWaves * kRows rows
   int64_t first_vector;  // of this launch
+  int64_t vectors;       // of the whole call
 };
 
 static __device__ __forceinline__ void store_result(void* out, Dtype dtype, int64_t at, float value) {
@@ -38,11 +40,12 @@ static __device__ __forceinline__ void store_result(void* out, Dtype dtype, int6
   }
 }
 
-// Rows first_row .. first_row + kRows - 1 of one matrix with kVectors adjacent vectors; out_vector is the first one's
-// row of the result. Called by whole waves, all parameters the same in every lane.
+// Rows first_row .. first_row + kRows - 1 of one matrix with `count` adjacent vectors, 1 to kVectors; out_vector is the
+// first one's row of the result. Called by whole waves, all parameters the same in every lane.
 template <typename Format, int kVectors, int kRows>
 static __device__ __forceinline__ void mat_vec_rows_of_wave(const MatVecArgs& args, const uint8_t* weight,
-                                                            int64_t first_row, int64_t x_vector, int64_t out_vector) {
+                                                            int64_t first_row, int64_t x_vector, int64_t out_vector,
+                                                            int count) {
   constexpr uint32_t kTileBlocks = Format::kTileElements / kActivationBlock;
   static_assert(kRows * kVectors <= kWave, "one lane stores one result");
   const uint32_t lane = threadIdx.x % kWave;
@@ -58,22 +61,29 @@ static __device__ __forceinline__ void mat_vec_rows_of_wave(const MatVecArgs& ar
   const ActivationScale* scale[kVectors];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    q[v] = args.x.q + (x_vector + v) * args.cols;
-    scale[v] = args.x.scale + (x_vector + v) * (args.cols / kActivationBlock);
+    const int64_t own = x_vector + (v < count ? v : count - 1);  // past the last it is the last again, not stored
+    q[v] = args.x.q + own * args.cols;
+    scale[v] = args.x.scale + own * (args.cols / kActivationBlock);
   }
 
+  const uint32_t* table = nullptr;
+  if constexpr (Format::kTableWords > 0) table = Format::table();
   float sum[kRows][kVectors] = {};
   const auto step = [&](uint32_t tile) {
-    typename Format::Tile weights[kRows];
+    typename Format::Tile raw[kRows];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) weights[r] = Format::load(row[r], tile);
+    for (int r = 0; r < kRows; ++r) raw[r] = Format::load(row[r], tile);
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      Activations x[kTileBlocks];
+    for (uint32_t part = 0; part < kTileBlocks; ++part) {
+      typename Format::Decoded weights[kRows];
 #pragma unroll
-      for (uint32_t b = 0; b < kTileBlocks; ++b) x[b] = load_activations(q[v], scale[v], tile * kTileBlocks + b);
+      for (int r = 0; r < kRows; ++r) weights[r] = Format::decode(raw[r], static_cast<int>(part), table);
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) sum[r][v] += Format::dot(weights[r], x);
+      for (int v = 0; v < kVectors; ++v) {
+        const Activations x = load_activations(q[v], scale[v], tile * kTileBlocks + part);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) sum[r][v] += dot<Format::kOffset>(weights[r], x);
+      }
     }
   };
   // Whole waves of tiles in a loop of scalar control, the rest once with some lanes off.
@@ -92,7 +102,7 @@ static __device__ __forceinline__ void mat_vec_rows_of_wave(const MatVecArgs& ar
     }
   }
   const int64_t own_row = first_row + lane % kRows;
-  if (lane < kRows * kVectors && own_row < args.rows) {
+  if (lane < kRows * static_cast<uint32_t>(count) && own_row < args.rows) {
     store_result(args.out, args.dtype, (out_vector + lane / kRows) * args.rows + own_row, result);
   }
 }
@@ -103,13 +113,15 @@ static __device__ __forceinline__ int64_t first_row_of_wave(int64_t first_group)
   return ((first_group + blockIdx.x) * kMatVecWaves + wave) * kRows;
 }
 
-// Grid: x over groups of kMatVecWaves * kRows rows, y over groups of kVectors vectors.
+// Grid: x over groups of kMatVecWaves * kRows rows, y over groups of kVectors vectors, the last of which may have fewer.
 template <typename Format, int kVectors, int kRows>
 static __global__ void __launch_bounds__(kMatVecThreads) mul_mat_vec(MatVecArgs args) {
   const int64_t first_row = first_row_of_wave<kRows>(args.first_group);
   if (first_row >= args.rows) return;
   const int64_t vector = args.first_vector + static_cast<int64_t>(blockIdx.y) * kVectors;
-  mat_vec_rows_of_wave<Format, kVectors, kRows>(args, args.weight, first_row, vector, vector);
+  const int64_t left = args.vectors - vector;
+  mat_vec_rows_of_wave<Format, kVectors, kRows>(args, args.weight, first_row, vector, vector,
+                                                static_cast<int>(left < kVectors ? left : kVectors));
 }
 
 struct MoeVecArgs {
@@ -140,7 +152,7 @@ static __global__ void __launch_bounds__(kMatVecThreads) moe_vec(MoeVecArgs args
     }
     return;
   }
-  mat_vec_rows_of_wave<Format, 1, kRows>(product, product.weight + expert * args.expert_bytes, first_row, token, z);
+  mat_vec_rows_of_wave<Format, 1, kRows>(product, product.weight + expert * args.expert_bytes, first_row, token, z, 1);
 }
 
 }  // namespace gguf

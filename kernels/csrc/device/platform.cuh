@@ -90,57 +90,66 @@ static __device__ __forceinline__ int dot4(uint32_t a, uint32_t b, int c) {
 #if defined(GGUF_AMD_DEVICE)
 // Vector types, because clang turns a memcpy into a struct into the loads that the struct's members suggest.
 typedef uint32_t Quad __attribute__((ext_vector_type(4)));
-struct __attribute__((packed, aligned(2), may_alias)) UnalignedQuad {
-  Quad value;
-};
-struct __attribute__((packed, aligned(2), may_alias)) UnalignedHalf {
-  uint16_t value;
+typedef uint32_t Pair __attribute__((ext_vector_type(2)));
+template <typename T>
+struct __attribute__((packed, aligned(1), may_alias)) Unaligned {
+  T value;
 };
 #endif
 
-// A 16-bit float scale followed by N words, which lie in memory without padding, 2-byte aligned.
-template <int N>
-struct HalfAndWords {
-  uint16_t half;
-  uint32_t words[N];
-};
-
-// Reads exactly 2 + 4 N bytes. AMD's global loads need no alignment, so there it is N / 4 wide loads and a short one;
-// NVIDIA's do, so there it is N aligned words, from either side of the misalignment, and the 2 bytes left over.
-template <int N>
-static __device__ __forceinline__ HalfAndWords<N> load_half_and_words(const uint8_t* at) {
-  HalfAndWords<N> got;
+// words = the 4 N bytes at `at`, which is a multiple of kAlign where the rows of a format start at one of 16.
+//
+// AMD's global loads need no alignment: it is N / 4 loads of 16 bytes, then one of 8, then one of 4. NVIDIA's do: there
+// an address of less than 4 is read as the N or N + 1 aligned words that hold the bytes, and shifted into place.
+template <int N, int kAlign>
+static __device__ __forceinline__ void load_words(const uint8_t* at, uint32_t* words) {
 #if defined(GGUF_NVIDIA_DEVICE)
-  const bool behind = (reinterpret_cast<uintptr_t>(at) & 2) == 0;  // the words start 2 bytes behind an aligned address
-  const uint32_t* aligned = reinterpret_cast<const uint32_t*>(at + (behind ? 0 : 2));
-  const uint32_t rest = __ldg(reinterpret_cast<const uint16_t*>(at + (behind ? 4 * N : 0)));
-  uint32_t raw[N + 1];
+  if constexpr (kAlign % 16 == 0 && N % 4 == 0) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) raw[i] = __ldg(aligned + i);
-  raw[N] = rest;
-  got.half = static_cast<uint16_t>(behind ? raw[0] : rest);
-  const uint32_t select = behind ? 0x5432 : 0x3210;
+    for (int i = 0; i < N / 4; ++i) {
+      const uint4 four = reinterpret_cast<const uint4*>(at)[i];
+      words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
+    }
+  } else if constexpr (kAlign % 8 == 0 && N % 2 == 0) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) got.words[i] = __byte_perm(raw[i], raw[i + 1], select);
-#elif defined(GGUF_AMD_DEVICE)
-  static_assert(N % 4 == 0, "whole 16-byte loads");
-  got.half = reinterpret_cast<const UnalignedHalf*>(at)->value;
+    for (int i = 0; i < N / 2; ++i) {
+      const uint2 two = reinterpret_cast<const uint2*>(at)[i];
+      words[2 * i] = two.x, words[2 * i + 1] = two.y;
+    }
+  } else if constexpr (kAlign % 4 == 0) {
 #pragma unroll
-  for (int i = 0; i < N / 4; ++i) {
-    const Quad quad = reinterpret_cast<const UnalignedQuad*>(at + 2 + 16 * i)->value;
-    got.words[4 * i] = quad.x, got.words[4 * i + 1] = quad.y, got.words[4 * i + 2] = quad.z,
-                  got.words[4 * i + 3] = quad.w;
+    for (int i = 0; i < N; ++i) words[i] = reinterpret_cast<const uint32_t*>(at)[i];
+  } else {
+    const uint32_t past = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(at)) & 3;
+    const uint32_t* aligned = reinterpret_cast<const uint32_t*>(at - past);
+    const uint32_t select = 0x3210 + 0x1111 * past;
+    uint32_t raw[N + 1];
+#pragma unroll
+    for (int i = 0; i < N; ++i) raw[i] = aligned[i];
+    raw[N] = aligned[past != 0 ? N : N - 1];
+#pragma unroll
+    for (int i = 0; i < N; ++i) words[i] = __byte_perm(raw[i], raw[i + 1], select);
   }
+#elif defined(GGUF_AMD_DEVICE)
+#pragma unroll
+  for (int i = 0; i + 4 <= N; i += 4) {
+    const Quad quad = reinterpret_cast<const Unaligned<Quad>*>(at + 4 * i)->value;
+    words[i] = quad.x, words[i + 1] = quad.y, words[i + 2] = quad.z, words[i + 3] = quad.w;
+  }
+  if constexpr (N % 4 >= 2) {
+    const Pair pair = reinterpret_cast<const Unaligned<Pair>*>(at + 4 * (N / 4 * 4))->value;
+    words[N / 4 * 4] = pair.x, words[N / 4 * 4 + 1] = pair.y;
+  }
+  if constexpr (N % 2 == 1) words[N - 1] = reinterpret_cast<const Unaligned<uint32_t>*>(at + 4 * (N - 1))->value;
 #else
-  memcpy(&got.half, at, 2);
-  memcpy(got.words, at + 2, 4 * N);
+  memcpy(words, at, 4 * N);
 #endif
-  return got;
 }
 
-static __device__ __forceinline__ uint16_t load_u16(const uint8_t* at) {  // 2-byte aligned
+// The 16 bits at `at`, a multiple of 2.
+static __device__ __forceinline__ uint16_t load_u16(const uint8_t* at) {
 #if defined(GGUF_NVIDIA_DEVICE)
-  return __ldg(reinterpret_cast<const uint16_t*>(at));
+  return *reinterpret_cast<const uint16_t*>(at);
 #else
   uint16_t value;
   memcpy(&value, at, 2);
@@ -163,6 +172,51 @@ static __device__ __forceinline__ float mul_rounded(float a, float b) {
 #pragma clang fp contract(off)
 #endif
   return a * b;
+#endif
+}
+
+// A difference that is rounded by itself.
+static __device__ __forceinline__ float sub_rounded(float a, float b) {
+#if defined(GGUF_NVIDIA_DEVICE)
+  return __fsub_rn(a, b);
+#else
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#endif
+  return a - b;
+#endif
+}
+
+// Byte i of low is table[low nibble of byte i of codes], and of high the same for the high nibbles. The table is 16 bytes.
+static __device__ __forceinline__ void lookup_nibbles(const uint32_t (&table)[4], uint32_t codes, uint32_t* low,
+                                                      uint32_t* high) {
+#if defined(GGUF_NVIDIA_DEVICE)
+  // PRMT takes four selectors from the low half of a word, nibble by nibble; their top bits must be off.
+  const uint32_t within = codes & 0x77777777u;
+  const uint32_t upper = ((codes & 0x88888888u) >> 1) | 0x32103210u;
+  const uint32_t a = __byte_perm(__byte_perm(table[0], table[1], within), __byte_perm(table[2], table[3], within), upper);
+  const uint32_t b = __byte_perm(__byte_perm(table[0], table[1], within >> 16),
+                                 __byte_perm(table[2], table[3], within >> 16), upper >> 16);
+  *low = __byte_perm(a, b, 0x6420);
+  *high = __byte_perm(a, b, 0x7531);
+#elif defined(GGUF_AMD_DEVICE)
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t shifted = half == 0 ? codes : codes >> 4;
+    const uint32_t within = shifted & 0x07070707u;
+    const uint32_t upper = ((half == 0 ? codes >> 1 : codes >> 5) & 0x04040404u) | 0x03020100u;
+    const uint32_t found = __builtin_amdgcn_perm(__builtin_amdgcn_perm(table[3], table[2], within),
+                                                 __builtin_amdgcn_perm(table[1], table[0], within), upper);
+    (half == 0 ? *low : *high) = found;
+  }
+#else
+  uint8_t bytes[16];
+  memcpy(bytes, table, 16);
+  *low = *high = 0;
+  for (int i = 0; i < 4; ++i) {
+    *low |= static_cast<uint32_t>(bytes[codes >> (8 * i) & 15]) << (8 * i);
+    *high |= static_cast<uint32_t>(bytes[codes >> (8 * i + 4) & 15]) << (8 * i);
+  }
 #endif
 }
 

@@ -15,18 +15,29 @@ struct Q8_0Format {
   static constexpr int kBlockBytes = sizeof(Block);
   static_assert(kBlockBytes == 34, "no padding");
 
-  using Tile = HalfAndWords<8>;
+  static constexpr int kOffset = 0;
+  static constexpr int kTableWords = 0;
+  using Decoded = Weights<1, 0>;
+
+  struct Tile {
+    uint32_t qs[8];
+    uint16_t d;
+  };
 
   static __device__ __forceinline__ Tile load(const uint8_t* row, uint32_t tile) {
-    return load_half_and_words<8>(row + static_cast<size_t>(tile * static_cast<uint32_t>(kBlockBytes)));
+    const uint8_t* block = row + static_cast<size_t>(tile * static_cast<uint32_t>(kBlockBytes));
+    Tile got;
+    got.d = load_u16(block);
+    load_words<8, 2>(block + 2, got.qs);
+    return got;
   }
 
-  static __device__ __forceinline__ float dot(const Tile& w, const Activations* x) {
-    int total = 0;
+  static __device__ __forceinline__ Decoded decode(const Tile& tile, int, const uint32_t*) {
+    Decoded w;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) total = dot4(w.words[i], x->q[i], total);
-    // In this order no partial product leaves the range of float where the result does not.
-    return static_cast<float>(total) * half_to_float(w.half) * x->d;
+    for (int i = 0; i < 8; ++i) w.q[i] = tile.qs[i];
+    w.scale[0] = half_to_float(tile.d);
+    return w;
   }
 
   // Elements 8 * group .. 8 * group + 7 of a block.

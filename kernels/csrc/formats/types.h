@@ -36,7 +36,8 @@
 // traits struct and GGUF_DEFINE_FORMAT) and name it here.
 #define GGUF_FOR_EACH_FORMAT(X) \
   X(Q4_0)                       \
-  X(Q8_0)
+  X(Q8_0)                       \
+  X(Q4_K)
 
 namespace gguf {
 

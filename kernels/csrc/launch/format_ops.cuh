@@ -1,12 +1,20 @@
 // Instantiates all kernels of one format from its traits: GGUF_DEFINE_FORMAT, used once in each file of formats/.
 //
 // A traits struct has
-//   kType, kBlockElements, kBlockBytes    as the format's table says
-//   kTileElements                         weights that a lane decodes at once: 32 or a multiple that divides the block
-//   Tile                                  them, in registers
-//   Tile load(row, tile)                  reads tile number `tile` of a row, and nothing outside of it
-//   float dot(const Tile&, const Activations*)   the tile times kTileElements / 32 blocks of activations, in float
-//   void dequantize(block, group, float*)        exact values of elements 8 * group .. 8 * group + 7 of a block
+//   kType, kBlockElements, kBlockBytes   as the format's table says
+//   kTileElements   weights that a lane loads at once: 32, or a multiple that divides the block
+//   kOffset         what the products add to each q (-8 where a code of 0 to 15 means -8 to 7), or 0
+//   kTableWords     words of the format's lookup table, or 0. With a table: const uint32_t* table(), where it lies in
+//                   device memory; kernels may hand a copy of it in shared memory to decode
+//   Tile            the tile's bytes in registers, as loaded
+//   Decoded         Weights<scales, minima>: 1 or 2 scales per 32 weights, and 0, 1 or 2 minima
+//   Tile load(row, tile)   reads tile number `tile` of a row with the widest loads the layout allows, by load_words and
+//                   load_u16, and nothing outside the tile's block. Offsets within a row are 32-bit. On NVIDIA `row` is in
+//                   shared memory, and a multiple of whatever divides both 16 and kBlockBytes
+//   Decoded decode(const Tile&, int part, const uint32_t* table)   elements 32 * part .. 32 * part + 31 of the tile;
+//                   `part` is a constant once loops are unrolled
+//   void dequantize(block, group, float*)   exact values of elements 8 * group .. 8 * group + 7 of a block, in the order
+//                   of float operations that the gguf package has (mul_rounded, sub_rounded: nothing is fused)
 #pragma once
 
 #include "launch/format_ops.h"
@@ -59,14 +67,12 @@ cudaError_t launch_mul_mat_vec(const MatVecArgs& args, int64_t vectors, cudaStre
   MatVecArgs rest = args;
   rest.first_vector = vectors / kMaxVectors * kMaxVectors;
   switch (vectors % kMaxVectors) {
+    case 0: return cudaSuccess;
     case 1: return launch_mul_mat_vec_groups<Format, 1>(rest, 1, stream);
     case 2: return launch_mul_mat_vec_groups<Format, 2>(rest, 1, stream);
-    case 3: return launch_mul_mat_vec_groups<Format, 3>(rest, 1, stream);
+    case 3:
     case 4: return launch_mul_mat_vec_groups<Format, 4>(rest, 1, stream);
-    case 5: return launch_mul_mat_vec_groups<Format, 5>(rest, 1, stream);
-    case 6: return launch_mul_mat_vec_groups<Format, 6>(rest, 1, stream);
-    case 7: return launch_mul_mat_vec_groups<Format, 7>(rest, 1, stream);
-    default: return cudaSuccess;
+    default: return launch_mul_mat_vec_groups<Format, kMaxVectors>(rest, 1, stream);
   }
 }
 

@@ -151,6 +151,7 @@ MatVecArgs product_args(const Product& p, void* out, ActivationView activations)
   args.row_bytes = p.cols / p.format->block_elements * p.format->block_bytes;
   args.rows = p.rows;
   args.cols = p.cols;
+  args.vectors = p.vectors;
   return args;
 }
 

@@ -1,0 +1,90 @@
+// Q4_K: 256 weights in 144 bytes, d * scale * nibble - dmin * minimum, with a scale and a minimum of 6 bits every 32.
+#include "launch/format_ops.cuh"
+
+namespace gguf {
+
+struct Q4_KFormat {
+  static constexpr Type kType = Q4_K;
+  static constexpr int kBlockElements = 256;
+  static constexpr int kTileElements = 64;  // 32 bytes of nibbles: the low ones are 32 elements, the high ones the next
+
+  struct Block {
+    uint16_t d;          // half
+    uint16_t dmin;       // half
+    uint8_t scales[12];  // see scales_and_minima
+    uint8_t qs[128];     // for each 64 elements 32 bytes; low nibble of byte j is element j, high nibble element j + 32
+  };
+  static constexpr int kBlockBytes = sizeof(Block);
+  static_assert(kBlockBytes == 144, "no padding");
+
+  static constexpr int kOffset = 0;
+  static constexpr int kTableWords = 0;
+  using Decoded = Weights<1, 1>;
+
+  struct Tile {
+    uint32_t head[4];  // d and dmin, then the 12 bytes of scales
+    uint32_t qs[8];
+    uint32_t pair;  // which 64 of the block
+  };
+
+  static __device__ __forceinline__ Tile load(const uint8_t* row, uint32_t tile) {
+    const uint8_t* block = row + static_cast<size_t>(tile / 4 * static_cast<uint32_t>(kBlockBytes));
+    Tile got;
+    got.pair = tile % 4;
+    load_words<4, 16>(block, got.head);
+    load_words<8, 16>(block + 16 + 32 * got.pair, got.qs);
+    return got;
+  }
+
+  // Of sub-blocks 2 * pair and 2 * pair + 1, in the two low bytes each. Bytes 0 to 3 of the 12 hold in their low 6 bits
+  // scales 0 to 3, bytes 4 to 7 minima 0 to 3; bytes 8 to 11 the low 4 bits of scales (low nibble) and minima 4 to 7,
+  // whose high 2 bits are the top bits of bytes 0 to 3 and 4 to 7.
+  static __device__ __forceinline__ void scales_and_minima(const uint32_t* head, uint32_t pair, uint32_t* scales,
+                                                           uint32_t* minima) {
+    const uint32_t shift = 16 * (pair & 1);
+    const uint32_t a = head[1] >> shift;
+    const uint32_t b = head[2] >> shift;
+    const uint32_t c = head[3] >> shift;
+    const bool upper = pair >= 2;
+    *scales = upper ? (c & 0x0f0fu) | ((a >> 2) & 0x3030u) : a & 0x3f3fu;
+    *minima = upper ? ((c >> 4) & 0x0f0fu) | ((b >> 2) & 0x3030u) : b & 0x3f3fu;
+  }
+
+  static __device__ __forceinline__ Decoded decode(const Tile& tile, int part, const uint32_t*) {
+    uint32_t scales, minima;
+    scales_and_minima(tile.head, tile.pair, &scales, &minima);
+    Decoded w;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) w.q[i] = (part == 0 ? tile.qs[i] : tile.qs[i] >> 4) & 0x0f0f0f0fu;
+    w.scale[0] = half_to_float(static_cast<uint16_t>(tile.head[0] & 0xffffu)) *
+                 static_cast<float>(scales >> (8 * part) & 0xffu);
+    w.minimum[0] = half_to_float(static_cast<uint16_t>(tile.head[0] >> 16)) *
+                   static_cast<float>(minima >> (8 * part) & 0xffu);
+    return w;
+  }
+
+  // Elements 8 * group .. 8 * group + 7 of a block.
+  static __device__ __forceinline__ void dequantize(const uint8_t* block, int group, float* value) {
+    uint32_t head[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) head[i] = load_u16(block + 4 * i) | static_cast<uint32_t>(load_u16(block + 4 * i + 2)) << 16;
+    uint32_t scales, minima;
+    scales_and_minima(head, static_cast<uint32_t>(group / 8), &scales, &minima);
+    const int part = group / 4 % 2;
+    const float scale = mul_rounded(half_to_float(static_cast<uint16_t>(head[0] & 0xffffu)),
+                                    static_cast<float>(scales >> (8 * part) & 0xffu));
+    const float minimum = mul_rounded(half_to_float(static_cast<uint16_t>(head[0] >> 16)),
+                                      static_cast<float>(minima >> (8 * part) & 0xffu));
+    const uint8_t* qs = block + 16 + 32 * (group / 8) + 8 * (group % 4);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int codes = load_u16(qs + 2 * i) >> (4 * part);
+      value[2 * i] = sub_rounded(mul_rounded(scale, static_cast<float>(codes & 15)), minimum);
+      value[2 * i + 1] = sub_rounded(mul_rounded(scale, static_cast<float>(codes >> 8 & 15)), minimum);
+    }
+  }
+};
+
+GGUF_DEFINE_FORMAT(Q4_K, Q4_KFormat)
+
+}  // namespace gguf
