@@ -5,8 +5,9 @@ FREETOKEN_ROCM_ARCH (or the variable that the project names), then pyproject.tom
 container images preset with other people's cards. A value that holds no word counts as unset. Only the value that wins
 is validated; one that it overrides gets a warning. All faults are in one InputError.
 
-OPTIONS, EXTENSION_OPTIONS and RULE_OPTIONS describe every option: its name, check, default, help, and where it may be
-set. Validation, suggestions and the reference for readers come from them.
+OPTIONS, EXTENSION_OPTIONS, RULE_OPTIONS and MATRIX_OPTIONS describe every option: its name, check, JSON schema,
+default, help, and where it may be set. Validation, suggestions, the schema (rocmbuild.schema) and the reference for
+readers come from them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Literal, cast
@@ -29,6 +30,8 @@ from rocmbuild.targets import ARCH_ENV, DECLARED, FAMILIES, TORCH_ARCH_ENV, Targ
 
 __all__ = [
     "EXTENSION_OPTIONS",
+    "LAUNCHERS",
+    "MATRIX_OPTIONS",
     "OPTIONS",
     "PLATFORMS",
     "RULE_OPTIONS",
@@ -36,14 +39,18 @@ __all__ = [
     "AuditRule",
     "Config",
     "Extension",
+    "Matrix",
     "Option",
+    "Overridden",
     "check_platform",
     "default_build_dir",
     "load_config",
+    "pyproject_schema",
     "reference",
 ]
 
 PLATFORMS = ("rocm", "host", "cuda")
+LAUNCHERS = ("none", "ccache", "sccache")
 HIPIFY_ENGINES = ("auto", "torch", "hipify_torch")
 TORCH_MODES = ("stable", "full", "none")
 
@@ -100,12 +107,29 @@ class AuditRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """[tool.rocmbuild.matrix]: what CI services build for beside each target; () for what a build takes by itself."""
+
+    torch: tuple[str, ...] = ()
+    toolchains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overridden:
+    """A value that lost: where it stands, as text."""
+
+    at: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """The configuration of one build.
 
     project and build_dir are absolute. targets is None when nothing names one, or when they were not wanted. jobs is
-    None for as many as there are processors. sources gives for each option, by its name in pyproject.toml, where its
-    value comes from: "-C NAME", a variable, "pyproject.toml" or "default". warnings are for the caller to print, once.
+    None for as many as processors and memory allow. sources gives for each option, by its name in pyproject.toml,
+    where its value comes from: "-C NAME", a variable, "pyproject.toml" or "default"; overridden the values that lost to
+    it. warnings are for the caller to print, once. settings: the config settings that were given, as text.
     """
 
     project: Path
@@ -126,6 +150,14 @@ class Config:
     warnings: tuple[str, ...]
     hipify_engine: str = "auto"
     hipify_allow: tuple[str, ...] = ()
+    torch_sdk: str | None = None
+    launcher: str = "none"
+    local_version: bool = False
+    variant: bool = False
+    editable_rebuild: bool = True
+    matrix: Matrix = Matrix()
+    overridden: Mapping[str, tuple[Overridden, ...]] = field(default_factory=dict)
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 Check = Callable[[object, str, list[str]], Any]
@@ -136,16 +168,20 @@ Check = Callable[[object, str, list[str]], Any]
 class Option:
     """One option.
 
-    setting: how the text of `-C name=text` is read: "word", "words" (a list), "flag", "count", or "" where it cannot be
-    given so. in_pyproject: whether it may stand in pyproject.toml.
+    schema: JSON schema of its value in pyproject.toml; it accepts whatever check accepts, and refuses what a look at
+    the value alone can. setting: how the text of `-C name=text` is read: "word", "words" (a list), "flag", "count",
+    or "" where it cannot be given so. variable: the environment variable that gives the same text, or "". in_pyproject:
+    whether it may stand in pyproject.toml.
     """
 
     name: str
     check: Check
     help: str
+    schema: Mapping[str, Any]
     default: Any = None
     shown_default: str = ""
     setting: Literal["word", "words", "flag", "count", ""] = ""
+    variable: str = ""
     in_pyproject: bool = True
     required: bool = False
 
@@ -250,6 +286,43 @@ def _variable(value: object, at: str, faults: list[str]) -> str:
     return str(value)
 
 
+def _range(text: str) -> bool:
+    """Whether a text is a range of versions (PEP 440)."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # only ranges need it
+
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        return False
+    return True
+
+
+def _torch_range(value: object, at: str, faults: list[str]) -> str | None:
+    if not isinstance(value, str) or not _range(f"=={text}" if (text := value.strip())[:1].isdigit() else text):
+        _fault(faults, at, value, "a version of torch such as 2.13.0, or a range such as >=2.10")
+        return None
+    return text
+
+
+def _torch_ranges(value: object, at: str, faults: list[str]) -> tuple[str, ...]:
+    found = [_torch_range(item, place, faults) for place, item in _strings(value, at, faults, "versions of torch")]
+    return tuple(dict.fromkeys(item for item in found if item))
+
+
+def _toolchains(value: object, at: str, faults: list[str]) -> tuple[str, ...]:
+    found = [_toolchain(item, place, faults) for place, item in _strings(value, at, faults, "toolchains")]
+    return tuple(dict.fromkeys(item for item in found if item))
+
+
+def _matrix(value: object, at: str, faults: list[str]) -> Matrix:
+    if not isinstance(value, dict):
+        _fault(faults, at, value, f"a table; write [{at}]")
+        return Matrix()
+    before = len(faults)
+    fields = _table_fields(value, at, faults, MATRIX_OPTIONS)
+    return Matrix() if len(faults) > before else Matrix(**fields)
+
+
 def _toolchain(value: object, at: str, faults: list[str]) -> str | None:
     wanted = "the name of a toolchain or a version range such as >=6.4"
     if not isinstance(value, str):
@@ -259,11 +332,7 @@ def _toolchain(value: object, at: str, faults: list[str]) -> str | None:
     if re.fullmatch(r"[0-9][0-9.]*", text):
         _fault(faults, at, value, f"{wanted}; for one version write =={text} or =={text}.*")
     elif text[:1] in ("<", ">", "=", "!", "~"):
-        from packaging.specifiers import InvalidSpecifier, SpecifierSet  # only ranges need it
-
-        try:
-            SpecifierSet(text)
-        except InvalidSpecifier:
+        if not _range(text):
             _fault(faults, at, value, wanted)
     elif not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", text):
         _fault(faults, at, value, wanted)
@@ -452,10 +521,154 @@ def _instructions(value: object, at: str, faults: list[str]) -> tuple[str, ...]:
 
 # The options
 
+_FLAG = {"type": "boolean"}
+_WORDS = {"type": "array", "items": {"type": "string"}}
+_NAMES = {"type": "array", "items": {"type": "string", "minLength": 1}}
+_TOOLCHAIN = {"type": "string", "not": {"pattern": r"^\s*[0-9][0-9.]*\s*$"}}
+_COUNT = {"type": "integer", "minimum": 1}
+_ONE_OR_MORE = {"anyOf": [{"type": "string", "minLength": 1}, _NAMES]}
+
+
+def _one_of(*words: str) -> dict[str, Any]:
+    return {"enum": list(words)}
+
+
+def _some_of(*words: str) -> dict[str, Any]:
+    return {"type": "array", "items": _one_of(*words)}
+
+
+def _object(options: Sequence[Option]) -> dict[str, Any]:
+    """The schema of a table of options; no other key may stand in it."""
+    shown = [option for option in options if option.in_pyproject]
+    properties = {}
+    for option in shown:
+        default = list(option.default) if isinstance(option.default, tuple) else option.default
+        plain = isinstance(default, bool | str) or (isinstance(default, list) and default)
+        about = {"description": option.help, **({"default": default} if plain else {})}
+        properties[option.name] = {**about, **option.schema}
+    needed = [option.name for option in shown if option.required]
+    return {
+        "type": "object",
+        "properties": properties,
+        **({"required": needed} if needed else {}),
+        "additionalProperties": False,
+    }
+
+
+RULE_OPTIONS: tuple[Option, ...] = (
+    Option(
+        name="kernels",
+        check=_kernels,
+        schema={"anyOf": [{"type": "string", "minLength": 1}, {**_NAMES, "minItems": 1}]},
+        required=True,
+        help="patterns of kernel names, such as gguf::mul_mat*",
+    ),
+    Option(
+        name="targets",
+        check=_target_patterns,
+        schema=_ONE_OR_MORE,
+        default=(),
+        help="the targets that the rule is about",
+    ),
+    Option(
+        name="allow-targets",
+        check=_target_patterns,
+        schema=_ONE_OR_MORE,
+        default=(),
+        help="the only targets that may be there",
+    ),
+    Option(name="wave", check=_wave, schema={"enum": [32, 64]}, help="the width of a wave, 32 or 64"),
+    Option(name="spills", check=_flag, schema=_FLAG, default=True, help="whether registers may spill"),
+    Option(name="scratch", check=_flag, schema=_FLAG, default=True, help="whether scratch memory may be used"),
+    Option(name="max-vgprs", check=_count, schema=_COUNT, help="the most VGPRs of a lane"),
+    Option(name="min-occupancy", check=_count, schema=_COUNT, help="the fewest waves that fit on a SIMD"),
+    Option(
+        name="require",
+        check=_instructions,
+        schema=_ONE_OR_MORE,
+        default=(),
+        help="instructions of which each must occur",
+    ),
+    Option(
+        name="forbid",
+        check=_instructions,
+        schema=_ONE_OR_MORE,
+        default=(),
+        help="instructions that must not occur",
+    ),
+)
+
+EXTENSION_OPTIONS: tuple[Option, ...] = (
+    Option(
+        name="name",
+        check=_module,
+        schema={"type": "string", "pattern": r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+$"},
+        required=True,
+        help="the dotted module path of the library inside the wheel",
+    ),
+    Option(
+        name="sources",
+        check=_sources,
+        schema={"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1, "pattern": "^[^/]"}},
+        required=True,
+        help="patterns of source files, relative to the project",
+    ),
+    Option(
+        name="include-dirs",
+        check=_inside("folders", whole=True),
+        schema={"type": "array", "items": {"type": "string", "minLength": 1, "pattern": "^[^/]"}},
+        default=(),
+        help="folders of headers, relative to the project",
+    ),
+    Option(
+        name="defines",
+        check=_defines,
+        schema={
+            "type": "object",
+            "propertyNames": {"pattern": "^(?!ROCMBUILD_)[A-Za-z_][A-Za-z0-9_]*$"},
+            "additionalProperties": {"type": ["string", "integer"]},
+        },
+        default=(),
+        help='macros, { NAME = "value" }',
+    ),
+    Option(
+        name="torch",
+        check=_choice(TORCH_MODES),
+        schema=_one_of(*TORCH_MODES),
+        default="stable",
+        help="what of torch the sources include: stable (its C ABI), full (experimental), none",
+    ),
+    Option(name="cxx-flags", check=_words, schema=_NAMES, default=(), help="words for every compilation of host code"),
+    Option(
+        name="device-flags", check=_words, schema=_NAMES, default=(), help="words for every compilation of device code"
+    ),
+    Option(name="link-flags", check=_words, schema=_NAMES, default=(), help="words for every link"),
+)
+
+MATRIX_OPTIONS: tuple[Option, ...] = (
+    Option(
+        name="torch",
+        check=_torch_ranges,
+        schema=_NAMES,
+        default=(),
+        shown_default="torch-sdk",
+        help="the versions of torch to build for, each in a job of its own",
+    ),
+    Option(
+        name="toolchains",
+        check=_toolchains,
+        schema={"type": "array", "items": {**_TOOLCHAIN, "minLength": 1}},
+        default=(),
+        shown_default="toolchain",
+        help="the toolchains to build with, each in a job of its own",
+    ),
+)
+
 OPTIONS: tuple[Option, ...] = (
     Option(
         name="targets",
         check=_targets,
+        schema={"anyOf": [{"type": "string"}, _WORDS]},
         setting="words",
         shown_default=TORCH_ARCH_ENV,
         help="GPU targets, families, generic targets or native",
@@ -463,19 +676,30 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="arch-env",
         check=_variable,
+        schema={"type": "string", "pattern": r"^\s*$|^[A-Za-z_][A-Za-z0-9_]*$", "not": {"const": TORCH_ARCH_ENV}},
         default=ARCH_ENV,
         help="the environment variable that names the targets",
     ),
     Option(
         name="toolchain",
         check=_toolchain,
+        schema=_TOOLCHAIN,
         setting="word",
         shown_default="the first good one",
         help="the name of a toolchain, or a range of ROCm versions",
     ),
     Option(
+        name="torch-sdk",
+        check=_torch_range,
+        schema={"type": "string"},
+        setting="word",
+        shown_default="the newest one",
+        help="the release of torch whose headers are used: a version or a range",
+    ),
+    Option(
         name="auto-install",
         check=_flag,
+        schema=_FLAG,
         setting="flag",
         default=False,
         help="whether a build may install a missing toolchain or torch SDK",
@@ -483,6 +707,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="platforms",
         check=_choices(PLATFORMS, "platforms"),
+        schema=_some_of(*PLATFORMS),
         setting="words",
         default=("rocm",),
         help="what each extension is built for: rocm, host, cuda",
@@ -490,6 +715,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="cuda-archs",
         check=_cuda_archs,
+        schema={"type": "array", "items": {"type": "string", "pattern": "^[1-9][0-9]{1,2}[af]?$"}},
         setting="words",
         default=("80", "90"),
         help="compute capabilities of the platform cuda, such as 90a",
@@ -497,6 +723,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="hipify-engine",
         check=_choice(HIPIFY_ENGINES),
+        schema=_one_of("", *HIPIFY_ENGINES),
         setting="word",
         default="auto",
         help="whose tables HIPify goes by: torch, hipify_torch, or auto for hipify_torch where it is installed",
@@ -504,12 +731,14 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="hipify-allow",
         check=_leftovers,
+        schema=_NAMES,
         default=(),
         help="CUDA names and headers that may be left over, each by its whole name",
     ),
     Option(
         name="allow-native",
         check=_flag,
+        schema=_FLAG,
         setting="flag",
         default=False,
         help="whether a wheel may be built for native, the cards of this machine",
@@ -517,21 +746,59 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="build-dir",
         check=_folder,
+        schema={"type": "string", "pattern": "^($|[^~])"},
         setting="word",
         shown_default="a folder in the user's cache",
         help="where objects and records are kept; a relative one is relative to the project",
     ),
     Option(
+        name="launcher",
+        check=_choice(LAUNCHERS),
+        schema=_one_of("", *LAUNCHERS),
+        setting="word",
+        variable="ROCMBUILD_LAUNCHER",
+        default="none",
+        help="a compiler cache that runs the compilers: ccache or sccache",
+    ),
+    Option(
+        name="local-version",
+        check=_flag,
+        schema=_FLAG,
+        setting="flag",
+        default=False,
+        help="whether the wheel's version tells ROCm and targets, as in 1.0+rocm7.2.gfx120x",
+    ),
+    Option(
+        name="variant",
+        check=_flag,
+        schema=_FLAG,
+        setting="flag",
+        default=False,
+        help="whether the wheel is a variant (PEP 817, a draft) with its targets in the namespace amd",
+    ),
+    Option(
+        name="editable-rebuild",
+        check=_flag,
+        schema=_FLAG,
+        setting="flag",
+        variable="ROCMBUILD_EDITABLE_REBUILD",
+        default=True,
+        help="whether importing an editable install builds anew what was edited",
+    ),
+    Option(
         name="jobs",
         check=_count,
+        schema=_COUNT,
         setting="count",
+        variable="MAX_JOBS",
         in_pyproject=False,
-        shown_default="the number of processors",
+        shown_default="as processors and memory allow",
         help="how many commands run at once",
     ),
     Option(
         name="verbose",
         check=_flag,
+        schema=_FLAG,
         setting="flag",
         in_pyproject=False,
         default=False,
@@ -540,6 +807,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="debug",
         check=_flag,
+        schema=_FLAG,
         setting="flag",
         in_pyproject=False,
         default=False,
@@ -548,6 +816,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="extensions",
         check=_extensions,
+        schema={"type": "array", "items": _object(EXTENSION_OPTIONS)},
         default=(),
         shown_default="none: the project keeps its own setup.py",
         help="the libraries to build, one table each",
@@ -555,45 +824,33 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="audit",
         check=_audit_rules,
+        schema={
+            **_object([option for option in RULE_OPTIONS if option.name not in ("kernels", "targets")]),
+            "properties": {
+                **_object([option for option in RULE_OPTIONS if option.name not in ("kernels", "targets")])[
+                    "properties"
+                ],
+                "rules": {"type": "array", "items": _object(RULE_OPTIONS), "description": "limits for some kernels"},
+            },
+        },
         default=(),
         shown_default="no limits but the targets and 32 lanes",
         help="what kernels must be like, for all of them; `rules` for some",
     ),
+    Option(
+        name="matrix",
+        check=_matrix,
+        schema=_object(MATRIX_OPTIONS),
+        default=Matrix(),
+        shown_default="one job for each target",
+        help="what `rocmbuild matrix` lists beside the targets",
+    ),
 )
 
-RULE_OPTIONS: tuple[Option, ...] = (
-    Option(name="kernels", check=_kernels, required=True, help="patterns of kernel names, such as gguf::mul_mat*"),
-    Option(name="targets", check=_target_patterns, default=(), help="the targets that the rule is about"),
-    Option(name="allow-targets", check=_target_patterns, default=(), help="the only targets that may be there"),
-    Option(name="wave", check=_wave, help="the width of a wave, 32 or 64"),
-    Option(name="spills", check=_flag, default=True, help="whether registers may spill"),
-    Option(name="scratch", check=_flag, default=True, help="whether scratch memory may be used"),
-    Option(name="max-vgprs", check=_count, help="the most VGPRs of a lane"),
-    Option(name="min-occupancy", check=_count, help="the fewest waves that fit on a SIMD"),
-    Option(name="require", check=_instructions, default=(), help="instructions of which each must occur"),
-    Option(name="forbid", check=_instructions, default=(), help="instructions that must not occur"),
-)
 
-EXTENSION_OPTIONS: tuple[Option, ...] = (
-    Option(name="name", check=_module, required=True, help="the dotted module path of the library inside the wheel"),
-    Option(name="sources", check=_sources, required=True, help="patterns of source files, relative to the project"),
-    Option(
-        name="include-dirs",
-        check=_inside("folders", whole=True),
-        default=(),
-        help="folders of headers, relative to the project",
-    ),
-    Option(name="defines", check=_defines, default=(), help='macros, { NAME = "value" }'),
-    Option(
-        name="torch",
-        check=_choice(TORCH_MODES),
-        default="stable",
-        help="what of torch the sources include: stable (its C ABI), full (experimental), none",
-    ),
-    Option(name="cxx-flags", check=_words, default=(), help="words for every compilation of host code"),
-    Option(name="device-flags", check=_words, default=(), help="words for every compilation of device code"),
-    Option(name="link-flags", check=_words, default=(), help="words for every link"),
-)
+def pyproject_schema() -> dict[str, Any]:
+    """The JSON schema of the table [tool.rocmbuild], without its head."""
+    return _object(OPTIONS)
 
 
 def reference() -> str:
@@ -603,11 +860,16 @@ def reference() -> str:
         ("tool.rocmbuild.", OPTIONS),
         ("tool.rocmbuild.extensions[].", EXTENSION_OPTIONS),
         ("tool.rocmbuild.audit.rules[].", RULE_OPTIONS),
+        ("tool.rocmbuild.matrix.", MATRIX_OPTIONS),
     ):
-        lines += ["| option | in pyproject.toml | as `-C` | default | what it is |", "|---|---|---|---|---|"]
+        lines += [
+            "| option | in pyproject.toml | as `-C` | variable | default | what it is |",
+            "|---|---|---|---|---|---|",
+        ]
         for option in options:
             in_pyproject, as_setting = ("yes" if there else "" for there in (option.in_pyproject, option.setting))
-            row = (f"`{prefix}{option.name}`", in_pyproject, as_setting, _default_text(option), option.help)
+            variable = f"`{option.variable}`" if option.variable else ""
+            row = (f"`{prefix}{option.name}`", in_pyproject, as_setting, variable, _default_text(option), option.help)
             lines.append(f"| {' | '.join(row)} |")
         lines.append("")
     return "\n".join(lines)
@@ -642,7 +904,7 @@ def load_config(
     if not project.is_dir():
         raise InputError(f"{project}: not a folder", hint="name the folder that holds pyproject.toml")
     place = project.resolve()
-    reader = _Reader(_tool_table(place / "pyproject.toml"), settings or {})
+    reader = _Reader(_tool_table(place / "pyproject.toml"), settings or {}, environ)
     values = {option.name: reader.value(option) for option in OPTIONS if option.name != "targets"}
     build_dir = _build_dir(place, values["build-dir"], reader)
     targets = _find_targets(reader, environ, values) if want_targets else None
@@ -667,6 +929,14 @@ def load_config(
         warnings=tuple(reader.warnings),
         hipify_engine=values["hipify-engine"],
         hipify_allow=values["hipify-allow"],
+        torch_sdk=values["torch-sdk"],
+        launcher=values["launcher"],
+        local_version=values["local-version"],
+        variant=values["variant"],
+        editable_rebuild=values["editable-rebuild"],
+        matrix=values["matrix"],
+        overridden=MappingProxyType({name: tuple(lost) for name, lost in reader.lost.items()}),
+        settings=tuple(sorted((name, _as_text(value)) for name, value in reader.settings.items())),
     )
 
 
@@ -704,7 +974,9 @@ def _tool_table(path: Path) -> object:
 class _Reader:
     """Takes for each option the value that wins; collects faults, warnings and where values come from."""
 
-    def __init__(self, table: object, settings: Mapping[str, Setting]) -> None:
+    def __init__(self, table: object, settings: Mapping[str, Setting], environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self.lost: dict[str, list[Overridden]] = {}
         self.faults: list[str] = []
         self.warnings: list[str] = []
         self.sources: dict[str, str] = {}
@@ -749,19 +1021,22 @@ class _Reader:
         return read
 
     def value(self, option: Option) -> Any:
-        """The checked value of an option that no variable sets."""
+        """The checked value of an option that is not targets."""
         name = option.name
         places: list[tuple[str, str, object]] = []
         if name in self.settings:
             places.append((f"-C {name}", f"-C {name}", self.settings[name]))
+        if option.variable and (text := self.environ.get(option.variable, "").strip()):
+            places.append((option.variable, option.variable, _from_text(text, option.setting)))
         if option.in_pyproject and _says_something(self.table.get(name)):
             places.append(("pyproject.toml", f"tool.rocmbuild.{name}", self.table[name]))
         if not places:
             self.sources[name] = "default"
             return option.default
         self.sources[name], at, value = places[0]
-        if len(places) > 1 and places[1][2] != value:
-            self.overridden(places[1][1], places[1][2], self.sources[name])
+        for place in places[1:]:
+            if place[2] != value:
+                self.overridden(name, place[1], place[2])
         before = len(self.faults)
         checked = option.check(value, at, self.faults)
         if len(self.faults) > before:
@@ -769,8 +1044,9 @@ class _Reader:
             return option.default
         return checked
 
-    def overridden(self, at: str, value: object, winner: str) -> None:
-        self.warnings.append(f"{at} = {shown(value)} is overridden by {winner}")
+    def overridden(self, name: str, at: str, value: object) -> None:
+        self.warnings.append(f"{at} = {shown(value)} is overridden by {self.sources[name]}")
+        self.lost.setdefault(name, []).append(Overridden(at=at, value=shown(value)))
 
 
 def _find_targets(reader: _Reader, environ: Mapping[str, str], values: Mapping[str, Any]) -> TargetSet | None:
@@ -796,7 +1072,7 @@ def _find_targets(reader: _Reader, environ: Mapping[str, str], values: Mapping[s
     reader.sources["targets"] = source
     for _, other_at, other in places[1:]:
         if not _same_words(value, other):
-            reader.overridden(other_at, other, source)
+            reader.overridden("targets", other_at, other)
     before = len(reader.faults)
     text = _targets(value, at, reader.faults)
     if len(reader.faults) > before:
@@ -837,6 +1113,13 @@ def _from_text(text: str, kind: str) -> object:
     if kind == "count" and re.fullmatch(r"[0-9]{1,9}", text):
         return int(text)
     return text
+
+
+def _as_text(value: object) -> str:
+    """A setting as the text that gives it again."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, list) else str(value)
 
 
 def _says_something(value: object) -> bool:

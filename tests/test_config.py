@@ -643,7 +643,8 @@ def test_every_option_is_described_and_has_its_place() -> None:
         assert option.help
         assert f".{option.name}` |" in text
     fields = set(Config.__dataclass_fields__)
-    assert {option.name.replace("-", "_") for option in OPTIONS} == fields - {"project", "sources", "warnings"}
+    about = {"project", "sources", "warnings", "overridden", "settings"}
+    assert {option.name.replace("-", "_") for option in OPTIONS} == fields - about
     assert {option.name.replace("-", "_") for option in EXTENSION_OPTIONS} == set(Extension.__dataclass_fields__)
     settings = {option.name for option in OPTIONS if option.setting}
     assert settings >= {"targets", "platforms", "jobs", "verbose", "build-dir", "toolchain", "debug"}

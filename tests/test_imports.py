@@ -10,6 +10,7 @@ LAYERS = [
     {"console", "locks", "paths", "process", "sarif"},
     {"targets"},
     {"config"},
+    {"schema"},
     {"toolchain"},
     {"staging"},
     {"host"},
