@@ -102,8 +102,8 @@ TRAPS = (
         number=3,
         what="block offset of 32 bits in dequantise",
         file="device/dequantize.cuh",
-        old="args.weight + block * Format::kBlockBytes",
-        new="args.weight + static_cast<int32_t>(block * Format::kBlockBytes)",
+        old="args.weight + first * Format::kBlockBytes",
+        new="args.weight + static_cast<int32_t>(first * Format::kBlockBytes)",
         tests=("test_memory.py::test_dequantize_past_2_to_the_31_elements",),
     ),
     Trap(

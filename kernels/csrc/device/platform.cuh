@@ -146,6 +146,26 @@ static __device__ __forceinline__ void load_words(const uint8_t* at, uint32_t* w
 #endif
 }
 
+// Copies bytes, whole `Unit`s of which both addresses are multiples, by `threads` threads of which this is number
+// `thread`; 16 at a time where both addresses allow it.
+template <typename Unit>
+static __device__ __forceinline__ void copy_bytes(const uint8_t* from, uint8_t* to, uint32_t bytes, uint32_t thread,
+                                                  uint32_t threads) {
+  const auto copy = [&](auto unit, uint32_t begin, uint32_t end) {
+    for (uint32_t i = begin + thread * static_cast<uint32_t>(sizeof unit); i < end; i += threads * sizeof unit) {
+#if defined(GGUF_NVIDIA_DEVICE)
+      *reinterpret_cast<decltype(unit)*>(to + i) = *reinterpret_cast<const decltype(unit)*>(from + i);
+#else
+      memcpy(to + i, from + i, sizeof unit);
+#endif
+    }
+  };
+  const bool wide = ((reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to)) & 15) == 0;
+  const uint32_t even = wide ? bytes / 16 * 16 : 0;
+  copy(uint4{}, 0, even);
+  copy(Unit{}, even, bytes);
+}
+
 // The 16 bits at `at`, a multiple of 2.
 static __device__ __forceinline__ uint16_t load_u16(const uint8_t* at) {
 #if defined(GGUF_NVIDIA_DEVICE)

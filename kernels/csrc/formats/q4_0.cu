@@ -42,19 +42,6 @@ struct Q4_0Format {
     w.scale[0] = half_to_float(tile.d);
     return w;
   }
-
-  // Elements 8 * group .. 8 * group + 7 of a block.
-  static __device__ __forceinline__ void dequantize(const uint8_t* block, int group, float* value) {
-    const float d = half_to_float(load_u16(block));
-    const uint8_t* qs = block + 2 + 8 * (group % 2);
-    const int shift = group < 2 ? 0 : 4;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int pair = load_u16(qs + 2 * i) >> shift;
-      value[2 * i] = mul_rounded(d, static_cast<float>((pair & 15) - 8));
-      value[2 * i + 1] = mul_rounded(d, static_cast<float>(((pair >> 8) & 15) - 8));
-    }
-  }
 };
 
 GGUF_DEFINE_FORMAT(Q4_0, Q4_0Format)

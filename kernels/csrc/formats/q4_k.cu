@@ -62,27 +62,6 @@ struct Q4_KFormat {
                    static_cast<float>(minima >> (8 * part) & 0xffu);
     return w;
   }
-
-  // Elements 8 * group .. 8 * group + 7 of a block.
-  static __device__ __forceinline__ void dequantize(const uint8_t* block, int group, float* value) {
-    uint32_t head[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) head[i] = load_u16(block + 4 * i) | static_cast<uint32_t>(load_u16(block + 4 * i + 2)) << 16;
-    uint32_t scales, minima;
-    scales_and_minima(head, static_cast<uint32_t>(group / 8), &scales, &minima);
-    const int part = group / 4 % 2;
-    const float scale = mul_rounded(half_to_float(static_cast<uint16_t>(head[0] & 0xffffu)),
-                                    static_cast<float>(scales >> (8 * part) & 0xffu));
-    const float minimum = mul_rounded(half_to_float(static_cast<uint16_t>(head[0] >> 16)),
-                                      static_cast<float>(minima >> (8 * part) & 0xffu));
-    const uint8_t* qs = block + 16 + 32 * (group / 8) + 8 * (group % 4);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int codes = load_u16(qs + 2 * i) >> (4 * part);
-      value[2 * i] = sub_rounded(mul_rounded(scale, static_cast<float>(codes & 15)), minimum);
-      value[2 * i + 1] = sub_rounded(mul_rounded(scale, static_cast<float>(codes >> 8 & 15)), minimum);
-    }
-  }
 };
 
 GGUF_DEFINE_FORMAT(Q4_K, Q4_KFormat)

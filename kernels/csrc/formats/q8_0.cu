@@ -39,18 +39,6 @@ struct Q8_0Format {
     w.scale[0] = half_to_float(tile.d);
     return w;
   }
-
-  // Elements 8 * group .. 8 * group + 7 of a block.
-  static __device__ __forceinline__ void dequantize(const uint8_t* block, int group, float* value) {
-    const float d = half_to_float(load_u16(block));
-    const uint8_t* qs = block + 2 + 8 * group;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint16_t pair = load_u16(qs + 2 * i);
-      value[2 * i] = mul_rounded(d, static_cast<float>(static_cast<int8_t>(pair & 0xff)));
-      value[2 * i + 1] = mul_rounded(d, static_cast<float>(static_cast<int8_t>(pair >> 8)));
-    }
-  }
 };
 
 GGUF_DEFINE_FORMAT(Q8_0, Q8_0Format)

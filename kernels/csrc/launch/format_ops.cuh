@@ -12,9 +12,8 @@
 //                   load_u16, and nothing outside the tile's block. Offsets within a row are 32-bit. On NVIDIA `row` is in
 //                   shared memory, and a multiple of whatever divides both 16 and kBlockBytes
 //   Decoded decode(const Tile&, int part, const uint32_t* table)   elements 32 * part .. 32 * part + 31 of the tile;
-//                   `part` is a constant once loops are unrolled
-//   void dequantize(block, group, float*)   exact values of elements 8 * group .. 8 * group + 7 of a block, in the order
-//                   of float operations that the gguf package has (mul_rounded, sub_rounded: nothing is fused)
+//                   `part` is a constant once loops are unrolled. Products and ggml_dequantize both use it, so a scale
+//                   must be exact, which products of a half and a few bits are in any order
 #pragma once
 
 #include "launch/format_ops.h"
@@ -24,14 +23,12 @@ namespace gguf {
 
 template <typename Format, typename T>
 cudaError_t launch_dequantize_as(const GgufDequantizeParams& params) {
-  constexpr int64_t kGroups = Format::kBlockElements / kDequantizeGroup;
-  const int64_t first = params.block_begin * kGroups;
-  const int64_t end = params.block_end * kGroups;
-  const Extent blocks{ceil_div(end - first, kDequantizeThreads)};
+  constexpr int64_t kBlocks = kDequantizeThreads / (Format::kBlockElements / Format::kTileElements);
+  const Extent blocks{ceil_div(params.block_end - params.block_begin, kBlocks)};
   return for_each_grid(blocks, kDequantizeThreads, [&](Extent origin, dim3 grid) {
     const DequantizeArgs args{static_cast<const uint8_t*>(params.weight), params.out,
-                              first + origin.x * kDequantizeThreads, end};
-    dequantize_blocks<Format, T><<<grid, kDequantizeThreads, 0, static_cast<cudaStream_t>(params.stream)>>>(args);
+                              params.block_begin + origin.x * kBlocks, params.block_end};
+    dequantize_tiles<Format, T><<<grid, kDequantizeThreads, 0, static_cast<cudaStream_t>(params.stream)>>>(args);
   });
 }
 
