@@ -247,13 +247,13 @@ def test_which_cards_a_library_serves(samples: Samples) -> None:
 def test_a_generic_code_object_is_measured_by_the_card_that_runs_it(samples: Samples) -> None:
     """256 registers leave 4 waves of the 1024 that every gfx11 has, and 5 of the 1536 of gfx1151."""
     (code,) = report(samples.code("gfx11-generic", "-mcode-object-version=6")).libraries[0].code_objects
-    kernel = replace(code.kernels[0], vgpr_allocated=256)
+    kernel = code.kernels[0]._replace(vgpr_allocated=256)
     for processor, wanted in (("gfx11-generic", 4), ("gfx1151", 5), ("gfx1150", 4)):
         found = kernel_occupancy(kernel, processor)
         assert found is not None
         assert found.waves == wanted
     assert kernel_occupancy(kernel, "gfx9999") is None
-    fixed = kernel_occupancy(replace(kernel, vgpr_allocated=8, workgroup=(1280 // 2, 1, 1)), "gfx1151")
+    fixed = kernel_occupancy(kernel._replace(vgpr_allocated=8, workgroup=(1280 // 2, 1, 1)), "gfx1151")
     assert fixed is not None
     assert (fixed.waves, fixed.limited_by) == (15, "workgroup")
 

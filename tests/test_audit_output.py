@@ -114,7 +114,7 @@ def test_the_table_fits(width: int, report: AuditReport) -> None:
 
 def test_long_names_stand_above_their_targets(report: AuditReport) -> None:
     (first, *_), *_ = (library.code_objects for library in report.libraries)
-    kernels = tuple(replace(kernel, demangled="ns::" * 30 + "k<int>(int)") for kernel in first.kernels[:1])
+    kernels = tuple(kernel._replace(demangled="ns::" * 30 + "k<int>(int)") for kernel in first.kernels[:1])
     targets = [f"gfx{number}" for number in (1100, 1101, 1102, 1103, 1150, 1151)]
     codes = [replace(first, kernels=kernels, target=target) for target in targets]
     binary = report.binaries[0]
@@ -248,7 +248,7 @@ def test_what_a_file_says_is_never_markup(report: AuditReport, name: str) -> Non
     binary = report.binaries[0]
     library = binary.libraries[0]
     code = library.code_objects[0]
-    kernel = replace(code.kernels[0], name=evil, demangled=evil)
+    kernel = code.kernels[0]._replace(name=evil, demangled=evil)
     library = replace(library, name=evil, code_objects=(replace(code, kernels=(kernel,)),))
     text = to_page(replace(report, binaries=(replace(binary, path=evil, libraries=(library,)),)))
     assert text.count("<script") == 2

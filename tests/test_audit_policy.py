@@ -128,7 +128,7 @@ def test_every_violation_names_kernel_target_found_and_allowed(samples: Samples)
 def test_occupancy_and_spills(samples: Samples) -> None:
     report = inspect(samples.code("gfx1201"))
     (code,) = report.libraries[0].code_objects
-    heavy = [replace(kernel, vgpr=200, vgpr_allocated=200, vgpr_spill=3, sgpr_spill=1) for kernel in code.kernels[:1]]
+    heavy = [kernel._replace(vgpr=200, vgpr_allocated=200, vgpr_spill=3, sgpr_spill=1) for kernel in code.kernels[:1]]
     library = replace(report.libraries[0], code_objects=(replace(code, kernels=tuple(heavy)),))
     report = replace(report, libraries=(library,))
     rule = AuditRule(at="r", min_occupancy=8, spills=False)

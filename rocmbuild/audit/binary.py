@@ -14,7 +14,7 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -31,7 +31,7 @@ from rocmbuild.audit.source import Data, open_file
 from rocmbuild.audit.torch_abi import TorchNeed, is_stable, torch_need
 from rocmbuild.errors import printable
 
-__all__ = ["EVIDENCE", "BinaryReport", "BundleInfo", "HostSide", "Library", "inspect"]
+__all__ = ["EVIDENCE", "BinaryReport", "BundleInfo", "HostSide", "Library", "inspect", "readable"]
 
 EVIDENCE = "rocmbuild.json"
 _FATBIN = ".hip_fatbin"
@@ -171,9 +171,8 @@ def inspect(
                 what = "empty" if not data.size else f"it begins with {head[:8].hex(' ')}"
                 kinds = "a wheel, an ELF file, an archive, a code object or an offload bundle"
                 raise data.error(0, f"nothing to look into ({what}); wanted {kinds}")
-    if demangle:
-        libraries = _readable(libraries, demanglers)
-    return BinaryReport(path=str(path), wheel=wheel, libraries=libraries, evidence=evidence)
+    report = BinaryReport(path=str(path), wheel=wheel, libraries=libraries, evidence=evidence)
+    return readable([report], demanglers)[0] if demangle else report
 
 
 class _Reader:
@@ -458,7 +457,11 @@ def _member(stream: IO[bytes], info: zipfile.ZipInfo, head: bytes, path: Path) -
             stream.seek(0)  # inflates from the beginning again
         while offset > stream.tell() and stream.read(min(offset - stream.tell(), _SMALL)):
             pass  # seek() would take 16 MiB at a time
-        part = io.BytesIO()  # grows in place, and gives its bytes without a copy
+        part = io.BytesIO()  # gives its bytes without a copy
+        if count:
+            part.seek(count - 1)
+            part.write(b"\0")  # all its memory at once
+            part.seek(0)
         while count > 0 and (chunk := stream.read(min(count, _SMALL))):
             part.write(chunk)
             count -= len(chunk)
@@ -480,22 +483,23 @@ def _evidence(wheel: zipfile.ZipFile, info: zipfile.ZipInfo, data: Data) -> Mapp
     return value
 
 
-def _readable(libraries: tuple[Library, ...], tools: Sequence[Path]) -> tuple[Library, ...]:
-    """The same with demangled kernel names."""
-    names = demangled_names(
-        (kernel.name for library in libraries for code in library.code_objects for kernel in code.kernels), tools=tools
-    )
+def readable(reports: Iterable[BinaryReport], tools: Sequence[Path] = ()) -> tuple[BinaryReport, ...]:
+    """The same with demangled kernel names, all by one process. tools: as demangle() takes them."""
+    reports = tuple(reports)
+    codes = [code for report in reports for library in report.libraries for code in library.code_objects]
+    names = demangled_names({kernel.name for code in codes for kernel in code.kernels}, tools=tools)
     if not names:
-        return libraries
-
+        return reports
     made: dict[int, Kernel] = {}  # kernels of similar targets are one object, before and after
 
-    def readable(kernel: Kernel) -> Kernel:
-        if id(kernel) not in made:
-            made[id(kernel)] = replace(kernel, demangled=names.get(kernel.name, kernel.name))
-        return made[id(kernel)]
+    def kernel(one: Kernel) -> Kernel:
+        found = made.get(id(one))
+        if found is None:
+            found = made[id(one)] = one._replace(demangled=names.get(one.name, one.name))
+        return found
 
-    def code_object(code: CodeObject) -> CodeObject:
-        return replace(code, kernels=tuple(map(readable, code.kernels)))
+    def library(one: Library) -> Library:
+        codes = (replace(code, kernels=tuple(map(kernel, code.kernels))) for code in one.code_objects)
+        return replace(one, code_objects=tuple(codes))
 
-    return tuple(replace(lib, code_objects=tuple(map(code_object, lib.code_objects))) for lib in libraries)
+    return tuple(replace(report, libraries=tuple(map(library, report.libraries))) for report in reports)

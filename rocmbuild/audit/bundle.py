@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Generic, Literal, TypeVar, cast
@@ -90,7 +90,36 @@ class Walked(Generic[T]):
 def walk(data: Data, visit: Callable[[Entry], T]) -> Iterator[Walked[T]]:
     """The bundles in a section or file, in order, with what visit makes of each device entry that is not empty.
 
-    visit is called in the order in which the entries lie, and may read an entry's data until it returns.
+    visit is called in the order in which the entries lie, and may read an entry's data until it returns. While one
+    entry is visited, a second thread reads the next one: at most two are in memory.
+    """
+    results: dict[int, T] = {}
+    for index, part in _ahead(_parts(data)):
+        if isinstance(part, Bundle):
+            yield Walked(bundle=part, results=tuple(map(results.get, range(len(part.entries)))))
+            results = {}
+        else:
+            results[index] = visit(part)
+        del part
+
+
+def _ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, each made by a second thread while the one before it is in use."""
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = pool.submit(next, items, None)
+            yield item
+            del item
+
+
+Part = tuple[int, "Entry | Bundle"]
+
+
+def _parts(data: Data) -> Iterator[Part]:
+    """What is in a section or file: the device entries of a bundle, with their bytes and their place, then the bundle.
+
+    Bundles are in order, their entries in the order of offsets; the place of a bundle is 0.
     """
     offset = 0
     while offset < data.size:
@@ -98,7 +127,7 @@ def walk(data: Data, visit: Callable[[Entry], T]) -> Iterator[Walked[T]]:
         magic = rest.read(0, min(rest.size, len(PLAIN_MAGIC)), "bundle magic")
         if magic == PLAIN_MAGIC:
             entries, size = _plain(rest)
-            results = _visited(entries, visit)
+            yield from _held(entries)
             bundle = Bundle(
                 offset=offset,
                 size=size,
@@ -108,42 +137,21 @@ def walk(data: Data, visit: Callable[[Entry], T]) -> Iterator[Walked[T]]:
                 digest_ok=None,
                 entries=entries,
             )
-            yield Walked(bundle=bundle, results=results)
+            yield 0, bundle
         elif magic.startswith(COMPRESSED_MAGIC):
-            walked = _compressed(rest, offset, visit)
-            size = walked.bundle.size
-            yield walked
+            size = yield from _compressed(rest, offset)
         else:
             wanted = f"{PLAIN_MAGIC.decode()} or {COMPRESSED_MAGIC.decode()}"
             raise rest.error(0, f"no offload bundle begins here: found {magic[:8].hex(' ')}, wanted {wanted}")
         offset = data.skip_zeros(offset + size)
 
 
-def _visited(entries: tuple[Entry, ...], visit: Callable[[Entry], T]) -> tuple[T | None, ...]:
-    """The results in table order, made in the order of offsets.
-
-    While one entry is visited, a second thread reads the next one: at most two are in memory.
-    """
-    results: list[T | None] = [None] * len(entries)
+def _held(entries: tuple[Entry, ...]) -> Iterator[Part]:
+    """The device entries that are not empty, in the order of offsets, their bytes in memory."""
     order = [i for i in range(len(entries)) if entries[i].size and entries[i].kind != "host"]
-    order.sort(key=lambda i: entries[i].offset)
-
-    def load(index: int) -> Data:
-        return entries[index].data.held(f"bundle entry {entries[index].id}")
-
-    if len(order) < 2:
-        for index in order:
-            results[index] = visit(replace(entries[index], data=load(index)))
-        return tuple(results)
-    with ThreadPoolExecutor(1) as ahead:
-        following = ahead.submit(load, order[0])
-        for number, index in enumerate(order):
-            data = following.result()
-            if number + 1 < len(order):
-                following = ahead.submit(load, order[number + 1])
-            results[index] = visit(replace(entries[index], data=data))
-            del data
-    return tuple(results)
+    for index in sorted(order, key=lambda i: entries[i].offset):
+        entry = entries[index]
+        yield index, replace(entry, data=entry.data.held(f"bundle entry {entry.id}"))
 
 
 def _plain(data: Data) -> tuple[tuple[Entry, ...], int]:
@@ -176,8 +184,8 @@ def _plain(data: Data) -> tuple[tuple[Entry, ...], int]:
     return tuple(entries), end
 
 
-def _compressed(data: Data, offset: int, visit: Callable[[Entry], T]) -> Walked[T]:
-    """The compressed bundle at the start of data, with what visit makes of its entries."""
+def _compressed(data: Data, offset: int) -> Generator[Part, None, int]:
+    """The parts of the compressed bundle at the start of data; returns its size."""
     version, method = struct.unpack("<HH", data.read(4, 4, "compressed bundle header"))
     if version == 1:
         (uncompressed,) = struct.unpack("<I", data.read(8, 4, "compressed bundle sizes"))
@@ -210,23 +218,26 @@ def _compressed(data: Data, offset: int, visit: Callable[[Entry], T]) -> Walked[
     if magic != PLAIN_MAGIC:
         raise inner.error(0, f"no plain bundle in the compressed one: found {magic[:8].hex(' ')}")
     entries, _ = _plain(inner)
-    results = _visited(entries, visit)
+    yield from _held(entries)
     plain.finish()
     left = total - header - payload.used
     if version == 1:
         total -= left
     elif left:
         raise data.error(total - left, f"{left} bytes follow the compressed data in the bundle")
-    bundle = Bundle(
-        offset=offset,
-        size=total,
-        version=version,
-        compression="zstd" if method else "zlib",
-        uncompressed_size=uncompressed,
-        digest_ok=plain.digest.digest()[:8] == digest,
-        entries=tuple(replace(entry, data=_GONE) for entry in entries),
+    yield (
+        0,
+        Bundle(
+            offset=offset,
+            size=total,
+            version=version,
+            compression="zstd" if method else "zlib",
+            uncompressed_size=uncompressed,
+            digest_ok=plain.digest.digest()[:8] == digest,
+            entries=tuple(replace(entry, data=_GONE) for entry in entries),
+        ),
     )
-    return Walked(bundle=bundle, results=results)
+    return total
 
 
 def _gone(_offset: int, _size: int) -> bytes:

@@ -1,17 +1,16 @@
 """The AMDGPU metadata note: a map in MessagePack with a row for each kernel (AMDGPUUsage, "Code Object Metadata").
 
 A library has tens of thousands of kernels whose rows are mostly descriptions of arguments, and those repeat; the same
-kernels come again for each target, often with the very same row. So the rows are walked here, byte by byte for what a
-row really holds (short strings, small numbers), and msgpack takes what is anything else; what is byte for byte the same
-as before is not decoded again. That is safe: no encoding of a value is the beginning of another one's, so
-bytes that begin with a value seen before are that value.
+kernels come again for each target, often with the very same row. So the maps are walked here, value by value, and what
+is byte for byte the same as before is not decoded again. That is safe: no encoding of a value is the beginning of
+another one's, so bytes that begin with a value seen before are that value.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 __all__ = ["NamelessKernel", "NoKernelList", "RowMemory", "read_note"]
@@ -74,126 +73,99 @@ def read_note(note: bytes, keys: Collection[str], memory: RowMemory | None = Non
     Raises NoKernelList, NamelessKernel, and ValueError, TypeError, IndexError or msgpack's own errors for damage. One
     row's tree is in memory at a time.
     """
-    walker = _Walker(note, {key.encode(): key for key in (*keys, ".args")})
+    walker = _Walker(note, frozenset(keys))
     target = ""
     memory = memory or RowMemory()
     rows: list[dict[Any, Any]] = []
-    for _ in range(walker.length(0x80, 0xDE)):
-        key = walker.value()
+    for _ in range(walker.length(walker.reader.read_map_header)):
+        key = walker.reader.unpack()
         if not isinstance(key, str):
             raise TypeError(f"a key is {key!r:.40}, not a name")
         if key == "amdhsa.target":
-            said = walker.value()
+            said = walker.reader.unpack()
             target = said if isinstance(said, str) else ""
         elif key == "amdhsa.kernels":
-            for index in range(walker.length(0x90, 0xDC)):
-                known = memory.find(index, note, walker.at)
+            number = walker.length(walker.reader.read_array_header)
+            at = walker.reader.tell()
+            for index in range(number):
+                known = memory.find(index, note, at)
                 if known:
-                    walker.at += known[0]
+                    at += known[0]
                     rows.append(known[1])
                     continue
-                start = walker.at
+                start = at
+                walker.go(at)
                 row = walker.row()
+                at = walker.reader.tell()
                 for name in (".name", ".symbol"):  # at once: rows without them would be many and small
                     if not isinstance(row.get(name), str):
                         raise NamelessKernel(index, f"{name} is {row.get(name)!r:.40}, wanted a name")
                 rows.append(row)
-                memory.keep(index, note[start : walker.at], row)
+                memory.keep(index, note[start:at], row)
+            walker.go(at)
         else:
-            walker.skip()
-    if walker.at != len(note):
-        raise ValueError(f"{len(note) - walker.at} bytes follow")
+            walker.reader.skip()
+    left = len(note) - walker.reader.tell()
+    if left:
+        raise ValueError(f"{left} bytes follow")
     return target, rows
 
 
 class _Walker:
-    """A place in a note."""
+    """A place in a note. keys: those of a row that are wanted."""
 
-    def __init__(self, note: bytes, keys: dict[bytes, str]) -> None:
+    def __init__(self, note: bytes, keys: frozenset[str]) -> None:
         import msgpack  # for code objects only
 
         self.note = note
-        self.at = 0
         self.keys = keys
         self.known: list[tuple[bytes, tuple[str, ...]]] = []
         self.reader = msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=max(1, len(note)))
         self.reader.feed(note)
 
-    def length(self, short: int, long: int) -> int:
-        """The number of items of the map or list that begins here. short, long: its first bytes (MessagePack)."""
-        first = self.note[self.at] if self.at < len(self.note) else long
-        if short <= first < short + 16:
-            self.at += 1
-            return first - short
-        if first not in (long, long + 1):
-            if first == 0xC1:
-                raise ValueError("the byte c1 begins nothing")
-            raise NoKernelList
-        size = 2 if first == long else 4
-        raw = self.note[self.at + 1 : self.at + 1 + size]
-        if len(raw) < size:
+    def go(self, at: int) -> None:
+        """Go forward to a place."""
+        if at > len(self.note):
             raise IndexError("the end comes too early")
-        self.at += 1 + size
-        return int.from_bytes(raw, "big")
+        self.reader.read_bytes(at - self.reader.tell())
 
-    def value(self) -> Any:
-        """Any value, by msgpack."""
-        self.reader.read_bytes(self.at - self.reader.tell())
-        found = self.reader.unpack()
-        self.at = self.reader.tell()
-        return found
+    def length(self, read: Callable[[], int]) -> int:
+        """The number of items of the map or list that begins here, by one of the reader's methods."""
+        try:
+            return read()
+        except ValueError as err:
+            at = self.reader.tell()
+            if self.note[at : at + 1] == b"\xc1":  # begins nothing
+                raise
+            raise NoKernelList from err
 
-    def skip(self) -> None:
-        """Go past a value."""
-        self.reader.read_bytes(self.at - self.reader.tell())
-        self.reader.skip()
-        self.at = self.reader.tell()
-
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[Any, Any]:
         """One kernel's map: what is wanted of it."""
-        row: dict[str, Any] = {".args": ()}
-        note, keys = self.note, self.keys
-        for _ in range(self.length(0x80, 0xDE)):
-            at = self.at
-            first = note[at]
-            if 0xA0 <= first <= 0xBF:
-                self.at = end = at + 1 + (first & 31)
-                key = keys.get(note[at + 1 : end])
-            else:
-                said = self.value()
-                if not isinstance(said, str):
-                    raise TypeError(f"a key is {said!r:.40}, not a name")
-                key = keys.get(said.encode("utf-8", "surrogateescape"))
-            if key == ".args":
+        row: dict[Any, Any] = {".args": ()}
+        keys, unpack, skip = self.keys, self.reader.unpack, self.reader.skip
+        for _ in range(self.length(self.reader.read_map_header)):
+            key = unpack()
+            if key in keys:
+                row[key] = unpack()
+            elif key == ".args":
                 row[key] = self.arguments()
-                continue
-            at = self.at
-            first = note[at]
-            if first < 0x80:  # a number below 128
-                self.at = at + 1
-                if key:
-                    row[key] = first
-            elif 0xA0 <= first <= 0xBF and key is None:
-                self.at = at + 1 + (first & 31)
-            elif key:
-                row[key] = self.value()
+            elif isinstance(key, str):
+                skip()
             else:
-                self.skip()
-        if self.at > len(note):
-            raise IndexError("the end comes too early")
+                raise TypeError(f"a key is {key!r:.40}, not a name")
         return row
 
     def arguments(self) -> tuple[str, ...]:
         """The value here as "kind size" of each argument that the source has."""
+        start = self.reader.tell()
         for index, (raw, found) in enumerate(self.known):
-            if self.note.startswith(raw, self.at):
-                self.at += len(raw)
+            if self.note.startswith(raw, start):
+                self.reader.read_bytes(len(raw))
                 if index:
                     self.known.insert(0, self.known.pop(index))
                 return found
-        start = self.at
-        self.skip()
-        raw = self.note[start : self.at]
+        self.reader.skip()
+        raw = self.note[start : self.reader.tell()]
         found = _small_arguments(raw) if len(raw) <= _SMALL_ARGUMENTS else _arguments(raw)
         self.known.insert(0, (raw, found))
         del self.known[32:]

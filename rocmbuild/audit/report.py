@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rocmbuild.audit.binary import BinaryReport, Library, inspect
+from rocmbuild.audit.binary import BinaryReport, Library, inspect, readable
 from rocmbuild.audit.codeobject import Kernel, target_of_triple
 from rocmbuild.audit.commands import Verdict, judge, judge_links
 from rocmbuild.audit.demangle import short_name
@@ -163,7 +163,7 @@ def audit(
     if logs and record is None:
         commands = tuple(command for log in logs for command in log.record.commands)
         record = replace(logs[0].record, commands=commands)
-    binaries = tuple(inspect(path, demanglers=demanglers) for path in paths)
+    binaries = readable((inspect(path, demangle=False) for path in paths), demanglers)
     evidence = [
         parse_record(binary.evidence, where=f"{binary.path}(rocmbuild.json)")
         for binary in binaries
