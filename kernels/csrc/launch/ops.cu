@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "api.h"
+#include "launch/checks.h"
 #include "launch/format_ops.h"
 
 namespace gguf {
@@ -19,7 +20,11 @@ constexpr const FormatOps& (*kFormats[])() = {
 // Names of operations as users know them; by GgufOp.
 constexpr const char* kOpNames[] = {"ggml_dequantize", "ggml_mul_mat_vec_a8", "ggml_moe_a8_vec"};
 
-__attribute__((format(printf, 3, 4))) int fail(GgufError* error, GgufCode code, const char* format, ...) {
+}  // namespace
+
+const char* op_name(int op) { return kOpNames[op]; }
+
+int fail(GgufError* error, GgufCode code, const char* format, ...) {
   if (error != nullptr) {
     va_list values;
     va_start(values, format);
@@ -34,6 +39,8 @@ int launched(GgufError* error, const char* op, const char* what, cudaError_t sta
   return fail(error, GGUF_LAUNCH_FAILED, "%s: launching the %s failed: %s (error %d)", op, what,
               cudaGetErrorString(status), static_cast<int>(status));
 }
+
+namespace {
 
 bool has_op(const FormatOps& format, int op) {
   switch (op) {
@@ -56,7 +63,8 @@ void list_formats(int op, char* text, size_t size) {
   }
 }
 
-// The kernels of a type, or null with code and text in error.
+}  // namespace
+
 const FormatOps* find_format(int op, int type, GgufError* error, int* code) {
   *code = GGUF_OK;
   for (const auto format_of : kFormats) {
@@ -93,6 +101,8 @@ const FormatOps* find_format(int op, int type, GgufError* error, int* code) {
 int remainder(const void* pointer, int bytes) { return static_cast<int>(reinterpret_cast<uintptr_t>(pointer) % bytes); }
 
 bool is_dtype(int dtype) { return dtype == GGUF_F32 || dtype == GGUF_F16 || dtype == GGUF_BF16; }
+
+namespace {
 
 // What the two products have in common.
 struct Product {
