@@ -34,6 +34,9 @@ typedef enum GgufOp {
   GGUF_OP_DEQUANTIZE = 0,
   GGUF_OP_MUL_MAT_VEC = 1,
   GGUF_OP_MOE_VEC = 2,
+  GGUF_OP_MOE_GATE_UP = 3,
+  GGUF_OP_MXFP4_GATE_UP = 4,
+  GGUF_OP_MXFP4_DOWN = 5,
 } GgufOp;
 
 // Element types of activations and results; the numbers are those of GGUF.
@@ -98,12 +101,93 @@ typedef struct GgufMoeVecParams {
   void* stream;
 } GgufMoeVecParams;
 
+// How the routed operations below quantise activations: in blocks of 32 as above, or as Q8_K has them (the number is
+// GGUF's). Q8_K: in blocks of 256, m the first element of the largest magnitude, with its sign, s = -127 / m in float,
+// q = s * x in float, rounded to the nearest whole number, halves to even, and at most 127, d = 1 / s. d and q are 0
+// where m is 0, or so small that s is infinite. A NaN or an infinity makes d NaN and q 0.
+typedef enum GgufActivations {
+  GGUF_ACTIVATIONS_32 = 0,
+  GGUF_ACTIVATIONS_Q8_K = 15,
+} GgufActivations;
+
+// With g = gate[ids[z]] * x[z / top_k] and u = up[ids[z]] * x[z / top_k]:
+// out[z] = silu(min(g, limit)) * (clamp(u, -limit, limit) + up_offset), silu(g) = g / (1 + exp(-alpha * g)).
+// out is [tokens * top_k, rows], contiguous; a row of zeros where ids[z] < 0 or ids[z] >= experts. Rows of the weights
+// lie without gaps, expert and row strides in bytes: gate and up may be halves, or even and odd rows, of one tensor.
+// The addresses of all rows must be multiples of what divides both 16 and the format's block.
+typedef struct GgufMoeGateUpParams {
+  const void* gate;  // [experts, rows, cols]
+  const void* up;    // [experts, rows, cols]
+  const void* x;     // [tokens, cols], elements of one vector adjacent, aligned to an element
+  const void* ids;   // [tokens * top_k] int32 or int64, contiguous
+  void* out;
+  void* scratch;          // gguf_moe_gate_up_bytes(params) bytes, 16-byte aligned; free again in stream order
+  int64_t scratch_bytes;  // what scratch holds
+  int64_t x_stride;       // elements from one token to the next, any sign, 0 allowed
+  int64_t gate_expert_stride;
+  int64_t gate_row_stride;
+  int64_t up_expert_stride;
+  int64_t up_row_stride;
+  int64_t experts;
+  int64_t tokens;
+  int64_t top_k;
+  int64_t rows;
+  int64_t cols;  // a multiple of the format's block and of the activations'
+  float alpha;      // 1: SiLU
+  float limit;      // 0 or more; infinity: no clamp
+  float up_offset;  // 0, or 1 where the model adds 1 to up
+  int32_t ids_bits;     // 32 or 64
+  int32_t type;         // GGUF type id of gate and up; with Q8_K activations MXFP4 alone
+  int32_t activations;  // GgufActivations
+  int32_t dtype;        // GgufScalar of x
+  int32_t out_dtype;    // GgufScalar of out
+  void* stream;
+} GgufMoeGateUpParams;
+
+// out[t][r] = sum over the slots of t, in order, of weights[z] * (down[ids[z]][r] * x[z]) with z = t * top_k + slot, in
+// float. out is [tokens, rows], contiguous. A slot whose id names no expert adds nothing, whatever its weight. The
+// activations are quantised as Q8_K has them.
+typedef struct GgufMoeDownParams {
+  const void* down;     // [experts, rows, cols], as gate above
+  const void* x;        // [tokens * top_k, cols], elements of one vector adjacent, aligned to an element
+  const void* ids;      // [tokens * top_k] int32 or int64, contiguous
+  const void* weights;  // [tokens * top_k], contiguous
+  void* out;
+  void* scratch;          // gguf_moe_down_bytes(params) bytes, 16-byte aligned; free again in stream order
+  int64_t scratch_bytes;  // what scratch holds
+  int64_t x_stride;       // elements from one slot to the next, any sign, 0 allowed
+  int64_t down_expert_stride;
+  int64_t down_row_stride;
+  int64_t experts;
+  int64_t tokens;
+  int64_t top_k;
+  int64_t rows;
+  int64_t cols;           // a multiple of 256
+  int32_t ids_bits;       // 32 or 64
+  int32_t type;           // GGUF type id of down: MXFP4
+  int32_t weights_dtype;  // GgufScalar of weights
+  int32_t dtype;          // GgufScalar of x
+  int32_t out_dtype;      // GgufScalar of out
+  void* stream;
+} GgufMoeDownParams;
+
+GGUF_EXPORT int gguf_moe_gate_up(const GgufMoeGateUpParams* params, GgufError* error);
+GGUF_EXPORT int gguf_moe_down(const GgufMoeDownParams* params, GgufError* error);
+
+// Bytes of scratch for such a call, by its shape; pointers are not read.
+GGUF_EXPORT int64_t gguf_moe_gate_up_bytes(const GgufMoeGateUpParams* params);
+GGUF_EXPORT int64_t gguf_moe_down_bytes(const GgufMoeDownParams* params);
+
 GGUF_EXPORT int gguf_dequantize(const GgufDequantizeParams* params, GgufError* error);
 GGUF_EXPORT int gguf_mul_mat_vec_a8(const GgufMulMatVecParams* params, GgufError* error);
 GGUF_EXPORT int gguf_moe_a8_vec(const GgufMoeVecParams* params, GgufError* error);
 
 // GGUF_OK when there is a kernel for this operation and type, else GGUF_UNSUPPORTED and a text that says what there is.
 GGUF_EXPORT int gguf_supports(int32_t op, int32_t type, GgufError* error);
+
+// GGUF_OK when the current device can run the kernels of this library, else GGUF_LAUNCH_FAILED and the runtime's reason,
+// such as that there is no code for this card. Takes the device into use; for a loader, not for each call.
+GGUF_EXPORT int gguf_device_ready(GgufError* error);
 
 // Bytes of scratch for the quantised activations of `vectors` vectors of `cols` elements.
 GGUF_EXPORT int64_t gguf_activation_bytes(int64_t vectors, int64_t cols);

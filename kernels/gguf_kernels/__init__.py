@@ -2,13 +2,23 @@
 
 Importing this package loads its native libraries: the host library, which defines the operators and serves CPU
 tensors on any machine, and the device library where torch is a build for the GPU at hand. `REPORT` says what was
-loaded, and of the rest why not. The operators are also under torch.ops.gguf_kernels, and work under torch.compile.
+loaded, and of the rest why not; `supports` and `capabilities` what can run where; `python -m gguf_kernels` prints all
+of it. The operators are also under torch.ops.gguf_kernels, and work under torch.compile and in captured graphs.
 """
 
 from __future__ import annotations
 
-from gguf_kernels._library import REPORT, supports
+from gguf_kernels._library import REPORT, capabilities, device_fault, supports
 from gguf_kernels._ops import ggml_dequantize, ggml_moe_a8_vec, ggml_mul_mat_vec_a8
 from gguf_kernels._types import GGMLType
 
-__all__ = ["REPORT", "GGMLType", "ggml_dequantize", "ggml_moe_a8_vec", "ggml_mul_mat_vec_a8", "supports"]
+__all__ = [
+    "REPORT",
+    "GGMLType",
+    "capabilities",
+    "device_fault",
+    "ggml_dequantize",
+    "ggml_moe_a8_vec",
+    "ggml_mul_mat_vec_a8",
+    "supports",
+]

@@ -8,8 +8,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
 import pytest
+from on_device import DEVICE_VARIABLE, OnDevice
 from packages import PACKAGE_VARIABLE, build_package, csrc_folder
 
 
@@ -20,10 +22,10 @@ def build(_torch_sdk_here: None) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def package(build: Callable[..., Path]) -> Path:
+def package(request: pytest.FixtureRequest) -> Path:
     """The folder that holds the package under test."""
     given = os.environ.get(PACKAGE_VARIABLE)
-    return Path(given) if given else build(csrc_folder())
+    return Path(given) if given else request.getfixturevalue("build")(csrc_folder())
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +34,8 @@ def kernels(package: Path) -> ModuleType:
     sys.path.insert(0, str(package))
     module = importlib.import_module("gguf_kernels")
     assert Path(module.__file__ or "").is_relative_to(package)
-    return module
+    device = os.environ.get(DEVICE_VARIABLE)
+    return cast(ModuleType, OnDevice(module, device)) if device else module
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import importlib
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import gguf
 import oracle
@@ -52,7 +58,8 @@ def test_schemas_keep_the_known_names_and_order(kernels: ModuleType) -> None:
         schema = getattr(torch.ops.gguf_kernels, name).default._schema
         assert [argument.name for argument in schema.arguments] == arguments
         assert not schema.is_mutable
-        code = getattr(kernels, name).__code__
+        function = getattr(kernels, name)
+        code = function.__code__
         assert list(code.co_varnames[: code.co_argcount]) == arguments
 
 
@@ -101,6 +108,116 @@ def test_supports_answers_by_operator_format_and_device(kernels: ModuleType) -> 
         assert not kernels.supports("ggml_dequantize", "Q4_0", "cuda")
     with pytest.raises(ValueError, match="op is 'ggml_mul'; wanted one of ggml_dequantize"):
         kernels.supports("ggml_mul", "Q4_0", "cpu")
+
+
+def test_capabilities_say_the_same_for_every_device(kernels: ModuleType) -> None:
+    found = kernels.capabilities()
+    places = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    assert list(found) == places
+    for place, table in found.items():
+        assert list(table) == list(OPERATORS)
+        for op, types in table.items():
+            assert [name for name in kernels.GGMLType.__members__ if kernels.supports(op, name, place)] == list(types)
+    assert set(found["cpu"]["ggml_mul_mat_vec_a8"]) == set(FORMATS)
+
+
+def test_a_device_that_no_library_serves_is_refused_by_name(kernels: ModuleType, monkeypatch: Any) -> None:
+    """Trap 10: what the library was not built for is told before anything is launched, and supports() knew it."""
+    library = importlib.import_module("gguf_kernels._library")
+    ops = importlib.import_module("gguf_kernels._ops")
+    assert kernels.device_fault("cpu") is None
+    assert "there are no kernels for devices of type 'xpu'" in kernels.device_fault("xpu")
+    if not torch.cuda.is_available():
+        assert kernels.device_fault("cuda") == "torch sees no GPU"
+    w, x = W["Q8_0"], torch.ones(2, 64)
+    monkeypatch.setattr(ops, "_READY", set())
+    monkeypatch.setattr(library, "_HANDLES", {})
+    assert not kernels.supports("ggml_dequantize", "Q8_0", "cpu")
+    assert kernels.capabilities()["cpu"]["ggml_dequantize"] == ()
+    text = "W is on cpu, where nothing can run: the host library is not loaded: this wheel was built without it; "
+    for op, call in {
+        "ggml_dequantize": lambda: kernels.ggml_dequantize(w, "Q8_0", 15, 64),
+        "ggml_mul_mat_vec_a8": lambda: kernels.ggml_mul_mat_vec_a8(w[0], x, "Q8_0", 5),
+        "ggml_moe_a8_vec": lambda: kernels.ggml_moe_a8_vec(x, w, torch.zeros(2, 1).int(), 1, "Q8_0", 5, 2),
+    }.items():
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        assert str(caught.value).startswith(f"{op}: {text}")
+
+
+@dataclasses.dataclass
+class Card:
+    """What torch says of a GPU."""
+
+    name: str
+    gcnArchName: str
+
+
+@pytest.mark.parametrize(
+    ("arch", "targets", "code", "wanted"),
+    [
+        ("gfx1201", ("gfx1100", "gfx1201"), 0, None),
+        ("gfx1201:sramecc-", ("gfx1201",), 0, None),
+        ("gfx1103", ("gfx11-generic",), 0, None),
+        ("gfx1103", (), 0, None),
+        ("gfx1030", ("gfx1100", "gfx1201"), 0, "GPU 1 (a card) is gfx1030, and this wheel is for gfx1100, gfx1201"),
+        ("gfx1201", ("gfx1201",), 3, "GPU 1 (a card): no kernel image (error 209)"),
+    ],
+)
+def test_a_gpu_is_served_where_the_library_holds_its_code(
+    kernels: ModuleType, monkeypatch: Any, arch: str, targets: tuple[str, ...], code: int, wanted: str | None
+) -> None:
+    """A ROCm build of torch, as it answers: no card is here, so torch's answers and the runtime's are stood in for."""
+    library = importlib.import_module("gguf_kernels._library")
+
+    class Handle:
+        @staticmethod
+        def gguf_device_ready(error: Any) -> int:
+            error.value = b"no kernel image (error 209)" if code else b""
+            return code
+
+        @staticmethod
+        def gguf_supports(op: int, number: int, error: None) -> int:
+            return 0 if number == 8 else 2
+
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Card("a card", arch))
+    monkeypatch.setattr(library, "_HANDLES", {"rocm": Handle})
+    monkeypatch.setattr(library, "REPORT", dataclasses.replace(library.REPORT, targets=targets))
+    library._gpu_fault.cache_clear()
+    try:
+        assert kernels.device_fault("cuda:1") == kernels.device_fault("cuda") == wanted
+        assert kernels.device_fault("cuda:2") == "torch sees 2 GPUs"
+        assert kernels.supports("ggml_dequantize", "Q8_0", "cuda:1") == (wanted is None)
+        assert not kernels.supports("ggml_dequantize", "Q4_0", "cuda:1")
+    finally:
+        library._gpu_fault.cache_clear()
+
+
+def test_the_command_prints_what_is_there(kernels: ModuleType, package: Path) -> None:
+    command = [sys.executable, "-m", "gguf_kernels"]
+    environ = {"PYTHONPATH": str(package), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([*command, "--json"], env=environ, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert set(found["loaded"]) == {"host"} and found["devices"]["cpu"]["fault"] is None
+    listed = {
+        place: {op: list(types) for op, types in table.items()} for place, table in kernels.capabilities().items()
+    }
+    assert found["capabilities"] == listed
+    text = importlib.import_module("gguf_kernels.__main__").render(found)
+    assert f"host  loaded: {found['loaded']['host']}" in text
+    for name in FORMATS:
+        assert re.search(rf"^  {name} +yes +yes +yes$", text, re.MULTILINE)
+    refused = {**found, "refused": {"rocm": "torch is a CPU build"}, "hints": ["unset it"]}
+    refused["devices"] = {**found["devices"], "cuda:0": {"name": "a card", "fault": "no code for it"}}
+    text = importlib.import_module("gguf_kernels.__main__").render(refused)
+    assert "rocm  not loaded: torch is a CPU build" in text
+    assert "note: unset it" in text
+    assert "cuda:0: a card\n  nothing can run here: no code for it" in text
 
 
 def test_every_format_of_the_sources_is_in_the_list_of_cases() -> None:
@@ -323,6 +440,32 @@ def test_wrong_input_is_refused_in_words(kernels: ModuleType, name: str) -> None
     with pytest.raises((RuntimeError, ValueError)) as caught:
         call()  # type: ignore[operator]
     assert str(caught.value).startswith(text), str(caught.value)
+
+
+@pytest.mark.parametrize("width", [torch.int32, torch.int64], ids=str)
+def test_ids_are_checked_where_asked_for(kernels: ModuleType, width: torch.dtype) -> None:
+    """An id that names no expert gives a row of zeros; with check=True it raises, unless it is -1, which means none."""
+    w, x = W["Q8_0"], torch.ones(2, 64)
+    for wrong in (3, -2, 2**31 - 1):
+        ids = torch.tensor([[0, -1], [2, wrong]], dtype=width)
+        assert (kernels.ggml_moe_a8_vec(x, w, ids, 2, "Q8_0", 5, 2)[[1, 3]] == 0).all()
+        with pytest.raises(RuntimeError) as caught:
+            kernels.ggml_moe_a8_vec(x, w, ids, 2, "Q8_0", 5, 2, check=True)
+        assert str(caught.value) == (
+            f"ggml_moe_a8_vec: topk_ids[1, 1] is {wrong}; wanted: 0 to 2 for W with 3 experts, or -1 for no expert"
+        )
+    good = torch.tensor([[0, -1], [2, 1]], dtype=width)
+    checked = kernels.ggml_moe_a8_vec(x, w, good, 2, "Q8_0", 5, 2, check=True)
+    assert torch.equal(checked, kernels.ggml_moe_a8_vec(x, w, good, 2, "Q8_0", 5, 2))
+
+
+def test_tensors_on_two_devices_are_refused_while_traced_too(kernels: ModuleType) -> None:
+    """On one machine with no second card: what a fake tensor says of its device must be the weight's."""
+    w, x, ids = W["Q8_0"], torch.ones(2, 64, device="meta"), torch.zeros(2, 2, dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="ggml_mul_mat_vec_a8: X is on meta and W on cpu; wanted: one device"):
+        kernels.ggml_mul_mat_vec_a8(w[0], x, "Q8_0", 5)
+    with pytest.raises(RuntimeError, match="ggml_moe_a8_vec: topk_ids is on cpu and W on meta; wanted: one device"):
+        kernels.ggml_moe_a8_vec(x, w.to("meta"), ids, 2, "Q8_0", 5, 2)
 
 
 def test_every_refusal_is_tested(kernels: ModuleType) -> None:
