@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from rocmbuild import __version__, console, process, wrapped
 from rocmbuild.build import ninja, project, wheel
+from rocmbuild.build.jobs import choose_jobs, read_machine
 from rocmbuild.build.plan import BuildPlan, PlanInput, make_plan, prefix_maps
+from rocmbuild.build.tools import find_program
 from rocmbuild.config import Config
 from rocmbuild.errors import CheckError, EnvironmentFailure, InputError
 from rocmbuild.locks import Lock
@@ -150,12 +153,14 @@ def _torch_sdk(config: Config) -> TorchSdk:
     from rocmbuild.toolchain.torch_sdk import find_torch_sdk, install_torch_sdk
 
     try:
-        return find_torch_sdk()
+        return find_torch_sdk(wanted=config.torch_sdk)
     except EnvironmentFailure:
         if not config.auto_install:
             raise
     console.note("rocmbuild: no torch SDK is here; auto-install is true, so one is installed")
-    return install_torch_sdk()
+    wanted = (config.torch_sdk or "").removeprefix("==")
+    install_torch_sdk(*([wanted] if wanted[:1].isdigit() else []))
+    return find_torch_sdk(wanted=config.torch_sdk)
 
 
 def _cxx(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -170,6 +175,19 @@ def _cxx(environ: Mapping[str, str]) -> tuple[str, str]:
         f"CXX={wanted}: no such program" if wanted else "no C++ compiler: neither g++ nor c++ is on PATH",
         hint="install g++ (Debian: apt-get install g++), or set CXX",
     )
+
+
+def _launcher(config: Config, environ: Mapping[str, str]) -> str:
+    """The compiler cache that the configuration names, as a path; "" for none."""
+    if config.launcher == "none":
+        return ""
+    found = find_program(config.launcher, environ.get("PATH"))
+    if found is None:
+        raise EnvironmentFailure(
+            f"launcher {config.launcher} ({config.sources['launcher']}): no such program",
+            hint=f"install {config.launcher} (Debian: apt-get install {config.launcher}), or set launcher to none",
+        )
+    return str(found)
 
 
 def _nvcc(config: Config, environ: Mapping[str, str]) -> str:
@@ -272,8 +290,9 @@ def prepare(config: Config, environ: Mapping[str, str]) -> Prepared:
             host_flags=host.compile_flags(clang="clang" in cxx[1], include="support/host/include"),
             host_link_flags=host.link_flags(),
             nvcc=nvcc,
-            prefix_maps=prefix_maps(build_dir, toolchain, torch_include),
+            prefix_maps=prefix_maps(build_dir if config.debug else None, toolchain, torch_include),
             uncompilable=_uncompilable(toolchain, targets),
+            launcher=_launcher(config, environ),
         ),
     )
     return Prepared(
@@ -314,7 +333,8 @@ def _support(
 
     own = Path(__file__).parent / "build"
     support = build_dir / "support"
-    _write(support / "include/rocmbuild/wave32.h", (own / "include/rocmbuild/wave32.h").read_bytes())
+    for header in ("wave32.h", "bundle.h"):
+        _write(support / "include/rocmbuild" / header, (own / "include/rocmbuild" / header).read_bytes())
     _write(support / "recorder.py", (own / "recorder.py").read_bytes())
     # The interpreter of an isolated build has another path each time, so it stands outside the commands.
     interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
@@ -337,16 +357,27 @@ def _json(value: Any) -> bytes:
 
 
 def compile_project(prepared: Prepared, environ: MutableMapping[str, str]) -> tuple[int, dict[str, Any]]:
-    """Run the plan; returns how many commands ran and the record of all that made the libraries."""
+    """Run the plan; returns how many commands ran and the record of all that made the libraries.
+
+    A compiler cache's answers are counted and told, where it tells them (ccache).
+    """
     config = prepared.config
     console.note(_heading(prepared))
     _write(
         prepared.build_dir / "compile_commands.json", ninja.compile_commands(prepared.plan, prepared.build_dir).encode()
     )
     env = dict(environ)
+    jobs = config.jobs or choose_jobs(read_machine(), {edge.kind for edge in prepared.plan.edges}).count
+    before = time.time_ns()
     with bridge(env, prepared.targets) if prepared.targets else contextlib.nullcontext():
-        ran = ninja.run_ninja(prepared.plan, prepared.build_dir, jobs=config.jobs, verbose=config.verbose, env=env)
+        ran = ninja.run_ninja(prepared.plan, prepared.build_dir, jobs=jobs, verbose=config.verbose, env=env)
     record = _record(prepared)
+    if ran and config.launcher == "ccache":
+        said = ninja.cached(prepared.plan, prepared.build_dir, since=before)
+        console.note(
+            f"rocmbuild: ccache: {said['local'] + said['remote']} of {sum(said.values())} compilations were there "
+            f"already, {said['remote']} of them from the remote store"
+        )
     write_atomic(prepared.build_dir / "record.json", _json(record))
     return ran, record
 
@@ -379,6 +410,7 @@ def _record(prepared: Prepared) -> dict[str, Any]:
                 "env": command.env,
                 "exit": command.exit,
                 "seconds": command.seconds,
+                **({"cache": command.cache} if command.cache else {}),
             }
         )
     targets, toolchain, sdk = prepared.targets, prepared.toolchain, prepared.torch_sdk

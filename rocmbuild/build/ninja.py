@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from rocmbuild import console, process
-from rocmbuild.build.plan import BuildPlan, Edge
+from rocmbuild.build.plan import COMPILATIONS, BuildPlan, Edge
 from rocmbuild.build.tools import find_ninja
 from rocmbuild.errors import CheckError, EnvironmentFailure, InputError
 from rocmbuild.paths import write_atomic
 
-__all__ = ["Command", "compile_commands", "ninja_file", "read_commands", "run_ninja"]
+__all__ = ["Command", "cached", "compile_commands", "ninja_file", "read_commands", "run_ninja"]
 
 _STATUS = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")
 _SHELL_SAFE = re.compile(r"^[A-Za-z0-9_@%+=:,./-]+$")
@@ -25,7 +25,10 @@ _SHELL_SAFE = re.compile(r"^[A-Za-z0-9_@%+=:,./-]+$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command that ran: the words after substitution, its exit status, its time in seconds, its output."""
+    """A command that ran: the words after substitution, its exit status, its time in seconds, its output.
+
+    cache: what a compiler cache said of it ("local", "remote", "miss"), or "".
+    """
 
     edge: Edge
     argv: tuple[str, ...]
@@ -33,6 +36,7 @@ class Command:
     exit: int
     seconds: float
     output: str
+    cache: str = ""
 
 
 def _path(text: str) -> str:
@@ -61,6 +65,8 @@ def ninja_file(plan: BuildPlan) -> str:
     ]
     for edge in plan.edges:
         env = [f"{name}={value}" for name, value in edge.env]
+        if plan.launcher and edge.kind in COMPILATIONS:
+            env = [f"--launch={plan.launcher}", *env]
         words = ["sh", "support/record", f"commands/{edge.key}.json", *env, "--", *edge.argv]
         line = f"build {_path(edge.output)}: run {' '.join(map(_path, edge.inputs))}"
         if edge.implicit:
@@ -104,9 +110,20 @@ def read_commands(plan: BuildPlan, build_dir: Path) -> tuple[Command, ...]:
             exit=int(record["exit"]),
             seconds=float(record["seconds"]),
             output=str(record["output"]),
+            cache=str(record.get("cache", "")),
         )
         for edge, record in _records(plan, build_dir)
     )
+
+
+def cached(plan: BuildPlan, build_dir: Path, *, since: int) -> dict[str, int]:
+    """How many compilations that ran since a time (ns since the epoch) a compiler cache answered, by its answer."""
+    counts = {"local": 0, "remote": 0, "miss": 0}
+    for edge, record in _records(plan, build_dir):
+        answer = record.get("cache")
+        if answer in counts and (build_dir / "commands" / f"{edge.key}.json").stat().st_mtime_ns >= since:
+            counts[answer] += 1
+    return counts
 
 
 def run_ninja(plan: BuildPlan, build_dir: Path, *, jobs: int | None, verbose: bool, env: dict[str, str]) -> int:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rocmbuild.toolchain.model import Toolchain
 
 __all__ = [
+    "COMPILATIONS",
     "DIGEST_MARK",
     "TORCH_TARGET_VERSION",
     "BuildPlan",
@@ -39,6 +40,7 @@ __all__ = [
 
 TORCH_TARGET_VERSION = "0x020a000000000000"  # torch 2.10: newer headers then add no newer symbols
 DIGEST_MARK = "@sha256:"  # "@sha256:FILE@" in a command becomes FILE's digest when the command runs
+COMPILATIONS = frozenset({"device", "host", "cuda", "cxx"})  # kinds of edges that a compiler cache may answer
 DEVICE_SUFFIXES = {".hip", ".cu"}
 CXX_SUFFIXES = {".cpp", ".cc", ".cxx", ".c"}
 BUNDLE_FORMAT = "2"  # compressed bundles of format 3 are not read by ROCm before 7
@@ -88,10 +90,15 @@ class Library:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildPlan:
-    """All commands of a build, in an order in which each input is made before it is used."""
+    """All commands of a build, in an order in which each input is made before it is used.
+
+    launcher: the program that runs compilers (a compiler cache), or "". It is no part of any edge's words, so that what
+    a build tells of itself is the same with it and without.
+    """
 
     edges: tuple[Edge, ...]
     libraries: tuple[Library, ...]
+    launcher: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +107,7 @@ class PlanInput:
 
     cxx: the C++ compiler of host code. host_sources, host_flags, host_link_flags: those of the CPU executor,
     its folders copied below support/. torch_include: folders of the torch SDK's headers. uncompilable: targets that
-    the toolchain was seen to refuse, each with the reason.
+    the toolchain was seen to refuse, each with the reason. launcher: the compiler cache's program, or "".
     """
 
     stage: Stage
@@ -114,6 +121,7 @@ class PlanInput:
     nvcc: str = ""
     prefix_maps: tuple[tuple[str, str], ...] = ()
     uncompilable: tuple[tuple[str, str], ...] = ()
+    launcher: str = ""
 
 
 def library_path(extension: str, platform: str) -> str:
@@ -153,7 +161,7 @@ def make_plan(config: Config, given: PlanInput) -> BuildPlan:
             edges += {"rocm": maker.rocm, "host": maker.host, "cuda": maker.cuda}[platform](sources)
     if faults:
         raise InputError(joined(faults), hint="correct [[tool.rocmbuild.extensions]] in pyproject.toml")
-    return BuildPlan(edges=tuple(edges), libraries=tuple(libraries))
+    return BuildPlan(edges=tuple(edges), libraries=tuple(libraries), launcher=given.launcher)
 
 
 def _name(given: PlanInput) -> str:
@@ -269,6 +277,7 @@ class _Maker:
         return (
             *("-x", "hip", "-std=c++17", *self.optimisation("-O3"), "-D__HIP_PLATFORM_AMD__=1"),
             *("-Wno-unused-command-line-argument", f"-cuid={hashlib.sha256(source.encode()).hexdigest()[:16]}"),
+            f"-DROCMBUILD_TOOLCHAIN={_toolchain_digest(toolchain)}",
             *self.defines(),
             *self.paths(),
             *toolchain.compile_flags(),
@@ -335,8 +344,9 @@ class _Maker:
                     str(toolchain.clang),
                     *("-c", staged, "-o", output, "--offload-host-only", "-fPIC", *_HIDDEN),
                     *shared,
-                    # a compiler cache does not know the bundle: its digest makes it part of the command
-                    f"-DROCMBUILD_BUNDLE_DIGEST={DIGEST_MARK}{bundle}@",
+                    # A compiler cache does not know the bundle, and one that preprocesses leaves macros out of its
+                    # key; the header puts the digest into the preprocessed text.
+                    *(f"-DROCMBUILD_BUNDLE_DIGEST={DIGEST_MARK}{bundle}@", "-include", _BUNDLE_HEADER),
                     *("-Xclang", "-fcuda-include-gpubinary", "-Xclang", bundle),
                     *("-MD", "-MF", f"{output}.d"),
                 ),
@@ -455,15 +465,27 @@ class _Maker:
         return edges
 
 
+_BUNDLE_HEADER = "support/include/rocmbuild/bundle.h"
+
+
+def _toolchain_digest(toolchain: Toolchain) -> str:
+    """What names a toolchain, its device libraries too, which a compiler cache does not know either."""
+    return hashlib.sha256(repr(sorted(toolchain.identity().items())).encode()).hexdigest()[:16]
+
+
 _HIDDEN = ("-fvisibility=hidden", "-fvisibility-inlines-hidden")
 _HIDDEN_GNU = (*_HIDDEN, "-fno-gnu-unique")
 
 
 def prefix_maps(
-    build_dir: Path, toolchain: Toolchain | None, torch_include: Sequence[str]
+    build_dir: Path | None, toolchain: Toolchain | None, torch_include: Sequence[str]
 ) -> tuple[tuple[str, str], ...]:
-    """Maps that take the machine's paths out of debug information and __FILE__."""
-    maps = [(str(build_dir), ".")]
+    """Maps that take the machine's paths out of debug information and __FILE__.
+
+    build_dir: None where there is no debug information, which alone names it; then no command does either, and builders
+    with folders of their own share a compiler cache.
+    """
+    maps = [] if build_dir is None else [(str(build_dir), ".")]
     if toolchain is not None:
         maps.append((str(toolchain.prefix), "/toolchain"))
     maps += [(folder, f"/torch{index}") for index, folder in enumerate(torch_include)]

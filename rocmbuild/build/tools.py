@@ -8,18 +8,26 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["find_ninja"]
+__all__ = ["find_ninja", "find_program"]
+
+
+def find_program(name: str, path: str | None) -> Path | None:
+    """A program beside this interpreter, where packages put theirs, or on path (PATH's value)."""
+    beside = Path(sys.executable).parent / name
+    if beside.is_file() and os.access(beside, os.X_OK):
+        return beside
+    found = shutil.which(name, path=path)
+    return Path(found) if found else None
 
 
 def find_ninja() -> Path | None:
     """ninja of this environment, of the package `ninja`, or on PATH."""
-    beside = Path(sys.executable).parent / "ninja"
-    if beside.is_file() and os.access(beside, os.X_OK):
-        return beside
+    found = find_program("ninja", "")
+    if found:
+        return found
     spec = find_spec("ninja")
     if spec and spec.origin:
         packaged = Path(spec.origin).parent / "data" / "bin" / "ninja"
         if packaged.is_file():
             return packaged
-    found = shutil.which("ninja")
-    return Path(found) if found else None
+    return find_program("ninja", None)

@@ -10,3 +10,8 @@ __attribute__((device, used)) inline unsigned rocmbuild_requires_wave32() {
 }
 }  // namespace
 #endif
+#ifdef ROCMBUILD_TOOLCHAIN  // becomes part of the preprocessed text: a compiler cache does not know the device libraries
+#define ROCMBUILD_TEXT_OF(x) #x
+#define ROCMBUILD_TEXT(x) ROCMBUILD_TEXT_OF(x)
+static_assert(sizeof(ROCMBUILD_TEXT(ROCMBUILD_TOOLCHAIN)) > 1, "the identity of the toolchain");
+#endif
