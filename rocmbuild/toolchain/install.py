@@ -279,7 +279,7 @@ def _build(
         "release": codename_of(Path("/etc/os-release").read_text(encoding="utf-8")),
         "packages": listed_packages(unpacked),
         "download_bytes": sum(package.size for package in unpacked.packages.values()),
-        "paths": _paths(found, tree),
+        "paths": found.paths_below(tree),
     }
     name = "-".join([f"debian-{release}-llvm{choice.llvm}", *request["extras"], *([suite] if suite else [])])
     return tree, name, facts
@@ -291,18 +291,6 @@ def listed_packages(unpacked: Unpacked) -> list[dict[str, str]]:
         {"name": name, "version": package.version, "suite": package.suite, "sha256": package.sha256}
         for name, package in sorted(unpacked.packages.items())
     ]
-
-
-def _paths(toolchain: Toolchain, tree: Path) -> dict[str, str]:
-    named = {
-        "clang": toolchain.clang,
-        "bundler": toolchain.bundler,
-        "readelf": toolchain.readelf,
-        "objdump": toolchain.objdump,
-        "include": toolchain.include,
-        "device_libs": toolchain.device_libs,
-    }
-    return {key: path.relative_to(tree).as_posix() if path else "" for key, path in named.items()}
 
 
 def _choose(apt: Apt, newer: Sequence[str]) -> Choice:

@@ -49,6 +49,19 @@ class Toolchain:
         # Without such a file clang takes HIP for 3.5, and then std::sqrt and its like are undefined in device code.
         return (*headers, *paths, f"--hip-version={self.hip_version}")
 
+    def paths_below(self, folder: Path) -> dict[str, str]:
+        """Where its parts are in the folder that holds it, for a manifest; "" for what it has not."""
+        parts = {
+            "prefix": self.prefix,
+            "clang": self.clang,
+            "bundler": self.bundler,
+            "readelf": self.readelf,
+            "objdump": self.objdump,
+            "include": self.include,
+            "device_libs": self.device_libs,
+        }
+        return {key: path.relative_to(folder).as_posix() if path else "" for key, path in parts.items()}
+
     def identity(self) -> dict[str, str]:
         """What names this toolchain on any machine: no absolute path, no time."""
         return {

@@ -66,7 +66,7 @@ def install_sdk(
                 "hip_version": found.hip_version,
                 "clang_version": found.clang_version,
                 "packages": files,
-                "paths": _paths(found, folder / "tree"),
+                "paths": found.paths_below(folder / "tree"),
             }
             version = next((file["version"] for file in files if file["name"] == "rocm-sdk-core"), found.hip_version)
             progress.update(4, 4, f"installing sdk-{version}")
@@ -160,16 +160,3 @@ def _make_relative(site: Path) -> None:
                     raise EnvironmentFailure(f"the SDK has a link out of its folder: {path.name} -> {target}")
                 path.unlink()
                 path.symlink_to(os.path.relpath(target, root))
-
-
-def _paths(toolchain: Toolchain, tree: Path) -> dict[str, str]:
-    named = {
-        "prefix": toolchain.prefix,
-        "clang": toolchain.clang,
-        "bundler": toolchain.bundler,
-        "readelf": toolchain.readelf,
-        "objdump": toolchain.objdump,
-        "include": toolchain.include,
-        "device_libs": toolchain.device_libs,
-    }
-    return {key: path.relative_to(tree).as_posix() if path else "" for key, path in named.items()}
