@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,20 +154,30 @@ def extracted(samples: Samples, path: Path, bundles: Sequence[BundleInfo]) -> li
             listed = {out.name: out.stat().st_size for out in samples.folder.glob(f"{path.name}.*.h[io]*")}
             for name in listed:
                 (samples.folder / name).unlink()
+    found: list[tuple[str, Path]] = []
+    for bundle, argv, outs in unbundling(samples, path, bundles):
+        samples.run(*argv)
+        bundle.unlink()
+        found += outs
+    if names is not None:
+        wanted = {Path(name).name: listed[Path(name).name] for name in names if ".hip" in name}
+        assert wanted == {out.name: out.stat().st_size for _, out in found}
+    return found
+
+
+def unbundling(
+    samples: Samples, path: Path, bundles: Sequence[BundleInfo]
+) -> Iterator[tuple[Path, list[str | Path], list[tuple[str, Path]]]]:
+    """Each bundle of a fat binary in a file, the command that takes it apart, (target, file) of what comes out."""
     section = samples.folder / "section"
     samples.run(samples.tool("llvm-objcopy"), f"--dump-section=.hip_fatbin={section}", path, "/dev/null")
     fatbin = section.read_bytes()
-    found: list[tuple[str, Path]] = []
     for number, bundle in enumerate(bundles):
-        cut = samples.folder / "cut.hipfb"
+        cut = samples.folder / f"{path.name}.{number}.hipfb"
         cut.write_bytes(fatbin[bundle.offset : bundle.offset + bundle.size])
         ids = samples.run(samples.toolchain.bundler, "-type=o", "-list", f"-input={cut}").split()
         ids = sorted(name for name in ids if not name.startswith("host"))
         outs = [samples.folder / f"{path.name}.{number}.{name}" for name in ids]
         words = [f"-targets={','.join(ids)}", f"-input={cut}", *(f"-output={out}" for out in outs)]
-        samples.run(samples.toolchain.bundler, "-type=o", "-unbundle", *words)
-        found += [(name.split("--", 1)[1], out) for name, out in zip(ids, outs, strict=True)]
-    if names is not None:
-        wanted = {Path(name).name: listed[Path(name).name] for name in names if ".hip" in name}
-        assert wanted == {out.name: out.stat().st_size for _, out in found}
-    return found
+        targets = [name.split("--", 1)[1] for name in ids]
+        yield cut, [samples.toolchain.bundler, "-type=o", "-unbundle", *words], list(zip(targets, outs, strict=True))

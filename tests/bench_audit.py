@@ -12,8 +12,11 @@ llvm        `llvm-objdump --offloading` on each library, which writes its code o
             `llvm-readelf --notes` over all code objects, printed to a file. On compressed bundles LLVM 22's
             llvm-objdump writes wrong bytes and mostly dies: "died" counts the runs that are left out, and llvm-readelf
             reads the code objects that clang-offload-bundler took out before, which is not timed.
+unbundle    what gives right bytes for compressed bundles too: `clang-offload-bundler -unbundle` on each bundle, whose
+            place it is told, plus the same `llvm-readelf --notes`
 
-Seconds are wall time; peak is the largest resident set of any process of a row, in MiB.
+Seconds are wall time; peak is the largest resident set of any process of a row, in MiB. Python's own modules and
+rocmbuild's are compiled to bytecode, as an installation has them.
 """
 
 from __future__ import annotations
@@ -55,7 +58,9 @@ def timed(argv: Sequence[str | Path], folder: Path) -> tuple[float, float, float
     A small process starts it, since a child counts what its parent had in memory.
     """
     words = [sys.executable, "-I", "-S", "-c", LAUNCHER, *map(str, argv)]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    env["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")  # the first of the runs fills it
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=True)
     status, wall, processor, peak = json.loads(done.stdout)
     return (wall, processor, peak) if status in (0, 1) else None
 
@@ -72,11 +77,11 @@ def best(repeat: int, commands: Sequence[Sequence[str | Path]], folder: Path) ->
         rows.append(min(found))
     wall, processor, peak = sum(r[0] for r in rows), sum(r[1] for r in rows), max(r[2] for r in rows)
     figures = {"seconds": round(wall, 2), "cpu_seconds": round(processor, 2), "peak_mib": round(peak, 1)}
-    return {**figures, "died": died} if died else figures
+    return dict(figures, died=died) if died else dict(figures)
 
 
 def measure(wheel: Path, repeat: int) -> dict[str, object]:
-    from audit_samples import Samples, extracted
+    from audit_samples import Samples, unbundling
 
     from rocmbuild.audit.binary import inspect
     from rocmbuild.toolchain.discover import find_toolchain
@@ -84,18 +89,25 @@ def measure(wheel: Path, repeat: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
         samples = Samples(folder, find_toolchain(spec=None, environ=os.environ))
-        libraries, codes, kernels = [], [], 0
+        libraries: list[Path] = []
+        codes: list[Path] = []
+        unbundle: list[list[str | Path]] = []
+        kernels = 0
         with zipfile.ZipFile(wheel) as archive:
             for library in inspect(wheel, demangle=False).device_libraries:
                 path = folder / Path(library.name).name
                 path.write_bytes(archive.read(library.name))
                 libraries.append(path)
-                codes += [code for _, code in extracted(samples, path, library.bundles)]
+                for _, argv, outs in unbundling(samples, path, library.bundles):
+                    samples.run(*argv)
+                    unbundle.append(argv)
+                    codes += [code for _, code in outs]
                 kernels += sum(len(code.kernels) for code in library.code_objects)
         objdump, readelf = samples.tool("llvm-objdump"), samples.tool("llvm-readelf")
         work = folder / "work"
         work.mkdir()
-        llvm = [*([objdump, "--offloading", path] for path in libraries), [readelf, "--notes", *codes]]
+        notes: list[str | Path] = [readelf, "--notes", *codes]
+        llvm: list[list[str | Path]] = [[objdump, "--offloading", path] for path in libraries]
         return {
             "wheel": wheel.name,
             "libraries": len(libraries),
@@ -104,7 +116,8 @@ def measure(wheel: Path, repeat: int) -> dict[str, object]:
             "kernels": kernels,
             "audit": best(repeat, [[sys.executable, "-m", "rocmbuild", "audit", *libraries]], work),
             "read": best(repeat, [[sys.executable, "-c", READ, *libraries]], work),
-            "llvm": best(repeat, llvm, work),
+            "llvm": best(repeat, [*llvm, notes], work),
+            "unbundle": best(repeat, [*unbundle, notes], work),
         }
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from rocmbuild.audit.binary import BinaryReport, Library
 from rocmbuild.audit.codeobject import PROCESSORS, CodeObject, Kernel, default_wave, target_of_triple
-from rocmbuild.audit.processors import GENERIC, PRODUCTS, Occupancy, limits, occupancy, products, runs
+from rocmbuild.audit.processors import GENERIC, PRODUCTS, Limits, Occupancy, limits, occupancy, products, runs
 from rocmbuild.errors import InputError, nearest, shown
 
 __all__ = ["Floor", "Served", "ServedLibrary", "card", "kernel_occupancy", "oldest_rocm", "serves"]
@@ -30,26 +31,18 @@ def kernel_occupancy(kernel: Kernel, processor: str) -> Occupancy | None:
         groups = (1, kernel.max_workgroup or 1024)
     wave = kernel.descriptor_wave or kernel.wave
     mode = kernel.workgroup_mode or kernel.descriptor_wave is None
+    bounds = limits(processor, wave, workgroup_mode=mode) if wave in (32, 64) else None
+    if bounds is None:
+        return None
     vgprs = max(kernel.vgpr, kernel.vgpr_allocated)
-    return _occupancy(
-        processor=processor,
-        wave=wave,
-        mode=mode,
-        vgprs=vgprs,
-        sgprs=kernel.sgpr,
-        lds=kernel.lds,
-        least=min(groups[0], 1024),
-        largest=min(groups[1], 1024),
-    )
+    least, largest = min(groups[0], 1024), min(groups[1], 1024)
+    return _occupancy(bounds, wave=wave, vgprs=vgprs, sgprs=kernel.sgpr, lds=kernel.lds, least=least, largest=largest)
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _occupancy(  # the kernels of a library repeat few combinations
-    *, processor: str, wave: int, mode: bool, vgprs: int, sgprs: int, lds: int, least: int, largest: int
-) -> Occupancy | None:
-    bounds = limits(processor, wave, workgroup_mode=mode) if wave in (32, 64) else None
-    if bounds is None:
-        return None
+    bounds: Limits, *, wave: int, vgprs: int, sgprs: int, lds: int, least: int, largest: int
+) -> Occupancy:
     return occupancy(bounds, wave=wave, vgprs=vgprs, sgprs=sgprs, lds=lds, groups=(least, largest))
 
 
@@ -151,7 +144,7 @@ def card(word: str) -> str:
             f"--for {shown(word)}: a generic target is no card; wanted one of {', '.join(GENERIC[processor])}"
         )
     every = [*names, *(name for all_names in PRODUCTS.values() for name in all_names)]
-    near = [name for name in every if plain and name.lower().startswith(plain)][:3] or nearest(text, every)
+    near = [name for name in every if plain and plain in name.lower()][:3] or nearest(text, every)
     advice = f"; did you mean {' or '.join(near)}?" if near else ""
     raise InputError(f"--for {shown(word)}: no processor or product of that name is known{advice}")
 
@@ -166,8 +159,11 @@ def serves(binary: BinaryReport, card: str) -> Served:
     bare = [library for library in binary.device_libraries if library.kind == "code object"]
     if bare:
         rows.append(_bare(bare, card))
+    if not rows:
+        name = Path(binary.path).name
+        rows = [_answered(name=name, answer="no", taken=(), reason="no device code", codes=(), libraries=(), card=card)]
     answers = {row.answer for row in rows}
-    answer: Answer = "no" if not rows or answers == {"no"} else "yes" if answers == {"yes"} else "partly"
+    answer: Answer = "no" if answers == {"no"} else "yes" if answers == {"yes"} else "partly"
     return Served(
         path=binary.path,
         card=card,

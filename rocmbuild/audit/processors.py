@@ -19,6 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 __all__ = ["GENERIC", "PRODUCTS", "Limits", "Occupancy", "limits", "occupancy", "products", "runs", "vgpr_encoding"]
 
@@ -94,8 +95,7 @@ def runs(target: str, card: str) -> bool:
     return all(text[-1] == mode.get(text[:-1], "-" if text[:-1] == "xnack" else text[-1]) for text in fixed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(NamedTuple):  # not a dataclass: looked up by its values for every kernel
     """What the waves of a workgroup share, for one width of waves.
 
     vgprs: registers of a SIMD per lane, given out in granules. waves: slots of a SIMD. simds: those among which one

@@ -163,6 +163,8 @@ def audit(
     if logs and record is None:
         commands = tuple(command for log in logs for command in log.record.commands)
         record = replace(logs[0].record, commands=commands)
+    if cards and not paths:
+        raise InputError("--for asks about a file: name a wheel, a library or a code object too")
     binaries = readable((inspect(path, demangle=False) for path in paths), demanglers)
     evidence = [
         parse_record(binary.evidence, where=f"{binary.path}(rocmbuild.json)")

@@ -14,7 +14,7 @@ from rocmbuild.audit.report import AuditReport
 from rocmbuild.audit.torch_abi import OLDER
 from rocmbuild.errors import printable
 
-__all__ = ["FIGURES", "cut", "figures", "host_lines", "kernel_rows", "to_table", "verdict"]
+__all__ = ["FIGURES", "cut", "host_lines", "kernel_rows", "to_table", "verdict"]
 
 FIGURES = ("wave", "VGPR", "SGPR", "AGPR", "spills", "LDS", "scratch", "waves")
 """The columns of a kernel's figures; "waves" is the occupancy: most waves on a SIMD."""
@@ -51,21 +51,24 @@ def to_table(report: AuditReport, width: int = 80) -> str:
 def verdict(report: AuditReport) -> str:
     """The last line: errors or not, and how much was looked at."""
     errors = sum(finding.severity == "error" for finding in report.findings)
-    if errors:
-        text = f"{errors} error{'s' if errors > 1 else ''}"
-    else:
-        text = "nothing was asked for" if report.requested is None else "good"
     refused = dict.fromkeys(served.card for served in report.served if served.answer != "yes")
-    if refused:
-        text += f", does not serve {', '.join(refused)}"
-    elif report.served:
-        text += f", serves {', '.join(dict.fromkeys(served.card for served in report.served))}"
+    parts = []
+    if errors:
+        parts.append(_number(errors, "error"))
+    elif not report.served:
+        parts.append("nothing was asked for" if report.requested is None else "good")
+    elif not refused:
+        parts.append("good")
+    if report.served:
+        cards = refused or dict.fromkeys(served.card for served in report.served)
+        parts.append(f"{'does not serve' if refused else 'serves'} {', '.join(cards)}")
+    text = ", ".join(parts)
     if not report.binaries:
         return text
     codes = [code for library in report.libraries for code in library.code_objects]
     kernels = [kernel for code in codes for kernel in code.kernels]
     widths = "/".join(str(w) for w in sorted({kernel.wave for kernel in kernels}))
-    text += f", {len(kernels)} kernels in {len(codes)} code objects"
+    text += f", {_number(len(kernels), 'kernel')} in {_number(len(codes), 'code object')}"
     return text + (f", wave{widths}" if widths else "")
 
 
@@ -92,8 +95,8 @@ def _about(library: Library, width: int) -> list[str]:
     if library.bundles:
         kinds = {f"{b.compression} v{b.version}" if b.version else "plain" for b in library.bundles}
         size = sum(bundle.size for bundle in library.bundles)
-        text = f"{len(library.bundles)} bundle{'s' if len(library.bundles) > 1 else ''} ({', '.join(sorted(kinds))})"
-        text += f", {size:,} bytes, {len(library.code_objects)} code objects"
+        text = f"{_number(len(library.bundles), 'bundle')} ({', '.join(sorted(kinds))})"
+        text += f", {size:,} bytes, {_number(len(library.code_objects), 'code object')}"
         floor = oldest_rocm(library)
         if floor.version:
             text += f"; ROCm {floor.version} or newer ({floor.reason})"
@@ -140,19 +143,24 @@ def _some(names: Sequence[str], most: int = 3) -> str:
 
 def kernel_rows(codes: Iterable[CodeObject]) -> list[tuple[str, str, tuple[str, ...]]]:
     """(kernel, targets, figures), sorted; targets where a kernel has the same figures share a row."""
-    rows: dict[tuple[str, tuple[str, ...]], dict[str, None]] = {}
+    texts: dict[Kernel, tuple[str, tuple[str, ...]]] = {}  # similar targets have the same kernels
+    rows: dict[tuple[str, tuple[str, ...], str], dict[str, None]] = {}
     for code in codes:
+        target, processor = code.target, code.processor
         for kernel in code.kernels:
-            name = printable(short_name(kernel.demangled), limit=1000)
-            row = rows.setdefault((name, figures(code, kernel)), {})
-            row[code.target] = None
-    found = [(name, " ".join(sorted(targets)), values) for (name, values), targets in rows.items()]
-    return sorted(found, key=lambda row: (row[0], row[1]))
+            text = texts.get(kernel)
+            if text is None:
+                name = printable(short_name(kernel.demangled), limit=1000)
+                text = texts[kernel] = (name, _figures(kernel))
+            found = kernel_occupancy(kernel, processor)
+            waves = f"{found.waves}/{found.most}" if found else "-"
+            rows.setdefault((*text, waves), {})[target] = None
+    found_rows = [(name, " ".join(sorted(there)), (*cells, waves)) for (name, cells, waves), there in rows.items()]
+    return sorted(found_rows, key=lambda row: row[:2])
 
 
-def figures(code: CodeObject, kernel: Kernel) -> tuple[str, ...]:
-    """The figures of a kernel as text, in the order of FIGURES; "-" where there is none."""
-    found = kernel_occupancy(kernel, code.processor)
+def _figures(kernel: Kernel) -> tuple[str, ...]:
+    """The figures of a kernel as text, in the order of FIGURES without the last; "-" where there is none."""
     return (
         str(kernel.wave),
         str(kernel.vgpr),
@@ -161,7 +169,6 @@ def figures(code: CodeObject, kernel: Kernel) -> tuple[str, ...]:
         f"{_shown(kernel.vgpr_spill)}/{_shown(kernel.sgpr_spill)}",
         str(kernel.lds),
         f"{kernel.scratch}{'+' if kernel.dynamic_stack else ''}",
-        f"{found.waves}/{found.most}" if found else "-",
     )
 
 
@@ -186,15 +193,20 @@ def _kernel_table(codes: Sequence[CodeObject], width: int) -> list[str]:
     else:
         size = max(14, min(room, max(target_size + 2, len("kernel / target"))))
         lines = [f"{'kernel / target'[:size]:<{size}}{values(FIGURES)}"]
+        broken = {target: _wrapped("  ", target, size) for target in {row[1] for row in rows}}
         previous = None
         for name, target, cells in rows:
             if name != previous:
                 lines.append(cut(name, width))
             previous = name
-            *before, last = textwrap.wrap(target, size - 2, break_long_words=False, break_on_hyphens=False) or [""]
-            lines += [f"  {part}" for part in before]
-            lines.append(f"{'  ' + last:<{size}}{values(cells)}")
+            *before, last = broken[target]
+            lines += before
+            lines.append(f"{last:<{size}}{values(cells)}")
     return [lines[0].rstrip(), "-" * min(width, max(map(len, lines))), *(line.rstrip() for line in lines[1:])]
+
+
+def _number(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _shown(value: int | None) -> str:
