@@ -117,10 +117,13 @@ def _audit(args: argparse.Namespace) -> int:
 def add_commands(command: Command) -> None:
     """Add the command; command makes a parser with what all commands have in common."""
     audit = command("audit", _audit, "what was asked, what was compiled, what is inside")
-    kinds = "a wheel, a library, a record.json, compile_commands.json, the log of a build, - for a log on stdin"
+    kinds = "a wheel, library, object, archive, code object or bundle; a record.json or its folder; "
+    kinds += "compile_commands.json or the log of a verbose build, - for a log on stdin; with --diff two files"
     audit.add_argument("paths", nargs="*", type=Path, metavar="PATH", help=kinds)
-    audit.add_argument("--targets", metavar="T", help="the targets that it must have (default: those of its evidence)")
-    cards = "whether it runs on a card: gfx1151, gfx90a:xnack+, 'Radeon RX 9070 XT' (exit 1 if not)"
+    audit.add_argument(
+        "--targets", metavar="T", help="the targets that it must have (default: what its own record says)"
+    )
+    cards = "whether it runs on a card: gfx1151, gfx90a:xnack+, 'Radeon RX 9070 XT' (exit 1 if not); can be repeated"
     audit.add_argument("--for", dest="cards", action="append", metavar="CARD", help=cards)
     audit.add_argument("--policy", type=Path, metavar="PROJECT", help="the project whose [tool.rocmbuild.audit] counts")
     audit.add_argument("--format", choices=FORMATS, default="text", help="of what is printed")
