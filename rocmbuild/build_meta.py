@@ -27,7 +27,7 @@ __all__ = [
 Settings = Mapping[str, Any] | None
 
 
-def _hook(settings: Settings, act: Callable[[Config], str], *, want_targets: bool = True) -> str:
+def _hook(settings: Settings, act: Callable[[Config], str], *, want_targets: bool | None = True) -> str:
     """Run a hook; what the user can mend is one message and an exit code, not a traceback."""
     from rocmbuild import console  # late, here and below: front ends import this module to ask what it requires
     from rocmbuild.config import load_config
@@ -38,6 +38,19 @@ def _hook(settings: Settings, act: Callable[[Config], str], *, want_targets: boo
     except RocmbuildError as err:
         console.note(f"rocmbuild: error: {err}")
         sys.exit(err.exit_code)
+
+
+def _built(hook: str, config: Config, out: Path) -> str:
+    """The name of the wheel in `out`: the one that was made before where nothing has changed since."""
+    from rocmbuild import fresh
+
+    name = fresh.unchanged(config, hook, out, os.environ)
+    if name is not None:
+        return name
+    from rocmbuild import pipeline
+
+    build = pipeline.build_editable if hook == "build_editable" else pipeline.build_wheel
+    return build(config, out, os.environ).path.name
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
@@ -62,7 +75,8 @@ def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: S
     def act(config: Config) -> str:
         return pipeline.metadata(config, Path(metadata_directory), os.environ)
 
-    return _hook(config_settings, act, want_targets=False)
+    # targets, and what is wrong with them, matter to the version alone
+    return _hook(config_settings, act, want_targets=None)
 
 
 def prepare_metadata_for_build_editable(metadata_directory: str, config_settings: Settings = None) -> str:
@@ -72,22 +86,14 @@ def prepare_metadata_for_build_editable(metadata_directory: str, config_settings
 
 def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
     """Build and audit the wheel; returns its name."""
-    from rocmbuild import pipeline
-
-    return _hook(
-        config_settings, lambda config: pipeline.build_wheel(config, Path(wheel_directory), os.environ).path.name
-    )
+    return _hook(config_settings, lambda config: _built("build_wheel", config, Path(wheel_directory)))
 
 
 def build_editable(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
     """Build the libraries and a wheel that points to them and to the checkout; returns its name."""
-    from rocmbuild import pipeline
-
-    return _hook(
-        config_settings, lambda config: pipeline.build_editable(config, Path(wheel_directory), os.environ).path.name
-    )
+    return _hook(config_settings, lambda config: _built("build_editable", config, Path(wheel_directory)))
 
 
 def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:

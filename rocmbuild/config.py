@@ -891,12 +891,13 @@ def load_config(
     *,
     settings: Mapping[str, Setting] | None = None,
     environ: Mapping[str, str],
-    want_targets: bool = True,
+    want_targets: bool | None = True,
 ) -> Config:
     """The configuration of the project in a folder.
 
     settings: config settings as PEP 517 front ends pass them: text, a list of texts where a key came more than once,
-    or a bool. want_targets=False leaves targets None without a look at them, for what needs none (an sdist). Without
+    or a bool. want_targets=False leaves targets None without a look at them, for what needs none (an sdist); None looks
+    at them only where the version of the wheel tells them (local-version), for its metadata. Without
     [tool.rocmbuild] all is default, and there are no extensions. Raises one InputError that names every fault, and
     EnvironmentFailure elsewhere than on Linux on x86-64.
     """
@@ -907,7 +908,8 @@ def load_config(
     reader = _Reader(_tool_table(place / "pyproject.toml"), settings or {}, environ)
     values = {option.name: reader.value(option) for option in OPTIONS if option.name != "targets"}
     build_dir = _build_dir(place, values["build-dir"], reader)
-    targets = _find_targets(reader, environ, values) if want_targets else None
+    wanted = values["local-version"] if want_targets is None else want_targets
+    targets = _find_targets(reader, environ, values) if wanted else None
     if reader.faults:
         raise InputError(f"configuration of {place}: {joined(reader.faults)}", hint=reader.hint)
     return Config(

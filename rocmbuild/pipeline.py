@@ -9,12 +9,12 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocmbuild import __version__, console, process, wrapped
+from rocmbuild import __version__, console, fresh, process, wrapped
 from rocmbuild.build import ninja, project, wheel
 from rocmbuild.build.jobs import choose_jobs, read_machine
 from rocmbuild.build.plan import BuildPlan, PlanInput, make_plan, prefix_maps
@@ -28,6 +28,7 @@ from rocmbuild.toolchain.model import Toolchain
 
 if TYPE_CHECKING:  # what costs start-up time is imported where it is used
     from rocmbuild.audit.report import AuditReport
+    from rocmbuild.build.tags import Variant
     from rocmbuild.staging.stage import Stage
     from rocmbuild.toolchain.torch_sdk import TorchSdk
 
@@ -466,6 +467,32 @@ def _library_members(prepared: Prepared) -> dict[str, bytes]:
     return members
 
 
+def _tag(libraries: Sequence[Path], hook: str) -> str:
+    """A wheel's tag by what its libraries import; an editable one, which holds none, is for this machine."""
+    if hook == "build_editable":
+        return "py3-none-linux_x86_64"
+    from rocmbuild.build.tags import read_imports, wheel_tag
+
+    return wheel_tag([read_imports(library) for library in libraries])
+
+
+def _local_version(config: Config, targets: TargetSet | None, toolchain: Toolchain | None) -> str:
+    """The local part that is asked for; "" where none is, or where nothing is built for ROCm."""
+    if not config.local_version or targets is None or toolchain is None:
+        return ""
+    from rocmbuild.build.tags import local_version
+
+    return local_version(hip=toolchain.hip_version, targets=targets.names)
+
+
+def _variant(config: Config, targets: TargetSet | None) -> Variant | None:
+    if not config.variant or targets is None:
+        return None
+    from rocmbuild.build.tags import make_variant
+
+    return make_variant(targets.names)
+
+
 def _pure_wheel(config: Config, hook: str, environ: Mapping[str, str]) -> Path:
     """setuptools' own wheel of the Python side, made in a copy; made anew only when the copy changed."""
     copy, out, build_dir = config.build_dir / "py", config.build_dir / "pure", config.build_dir
@@ -514,6 +541,7 @@ def _build(
     if wrapped.is_wrapped(config):
         return _build_wrapped(config, out, environ, hook=hook)
     with _locked(config.build_dir):
+        began = time.time_ns()
         mark_build(config.build_dir, config.project, editable=hook == "build_editable")
         prepared = prepare(config, environ)
         ran, record = compile_project(prepared, environ)
@@ -529,6 +557,9 @@ def _build(
             evidence=_evidence(prepared, record, report),
             environ=environ,
             edit=(str(config.build_dir / "py"), str(config.project)) if hook == "build_editable" else None,
+            tag=_tag(libraries, hook),
+            local=_local_version(config, prepared.targets, prepared.toolchain),
+            variant=_variant(config, prepared.targets) if hook == "build_wheel" else None,
         )
         # A wheel is judged as it will be published, not as it lay in the build folder.
         judged = [path] if hook == "build_wheel" else libraries
@@ -540,7 +571,25 @@ def _build(
                 hint=f"`rocmbuild audit {path}` shows what is inside",
             )
         write_atomic(out / path.name, path.read_bytes())
+        _remember(prepared, hook, environ, path, began=began)
         return Built(path=out / path.name, report=report, record=record, ran=ran)
+
+
+def _remember(prepared: Prepared, hook: str, environ: Mapping[str, str], path: Path, *, began: int) -> None:
+    """Let the next hook see at once that nothing has changed."""
+    toolchain, sdk = prepared.toolchain, prepared.torch_sdk
+    tools = [prepared.cxx[0], *([prepared.nvcc] if prepared.nvcc else [])]
+    if toolchain:
+        tools += [str(toolchain.clang), str(toolchain.bundler), str(toolchain.device_libs)]
+    fresh.remember(
+        prepared.config,
+        hook,
+        environ,
+        path,
+        managed=(toolchain is None or toolchain.kind == "managed") and (sdk is None or sdk.origin == "managed"),
+        read={*tools, *ninja.headers_outside(prepared.build_dir)},
+        began=began,
+    )
 
 
 def _build_wrapped(config: Config, out: Path, environ: MutableMapping[str, str], *, hook: str) -> Built:
@@ -589,7 +638,15 @@ def metadata(config: Config, out: Path, environ: Mapping[str, str]) -> str:
             return wrapped.run_plain("prepare_metadata_for_build_wheel", config, out, environ)
         copy = config.build_dir / "py"
         project.copy_project(config.project, copy, excluded=config.build_dir)
-        return project.run_hook("prepare_metadata_for_build_wheel", copy, out, work=config.build_dir, env=dict(environ))
+        name = project.run_hook("prepare_metadata_for_build_wheel", copy, out, work=config.build_dir, env=dict(environ))
+        local = _local_version(config, config.targets, _toolchain(config, environ)) if config.local_version else ""
+        if not local:
+            return name
+        new, text = wheel.rename_metadata(name, (out / name / "METADATA").read_bytes(), local)
+        shutil.rmtree(out / new, ignore_errors=True)
+        (out / name).rename(out / new)
+        (out / new / "METADATA").write_bytes(text)
+        return new
 
 
 def build_sdist(config: Config, out: Path, environ: Mapping[str, str]) -> Path:

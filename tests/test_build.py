@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -51,7 +52,7 @@ def wheel_of(work: Path) -> Path:
 
 
 def test_the_wheel_holds_both_libraries_the_loader_and_the_evidence(work: Path) -> None:
-    assert wheel_of(work).name == "saxpy-1.0-py3-none-linux_x86_64.whl"
+    assert re.fullmatch(r"saxpy-1\.0-py3-none-manylinux_2_\d+_x86_64\.whl", wheel_of(work).name)
     with zipfile.ZipFile(wheel_of(work)) as file:
         names = set(file.namelist())
         evidence = json.loads(file.read("saxpy-1.0.dist-info/rocmbuild.json"))

@@ -16,7 +16,7 @@ LAYERS = [
     {"host"},
     {"audit"},
     {"build"},
-    {"running", "wrapped"},
+    {"fresh", "running", "wrapped"},
     {"pipeline"},
     {"audit_cli", "build_meta", "staging_cli", "toolchain_cli"},
     {"cli"},

@@ -17,7 +17,7 @@ from rocmbuild.build.tools import find_ninja
 from rocmbuild.errors import CheckError, EnvironmentFailure, InputError
 from rocmbuild.paths import write_atomic
 
-__all__ = ["Command", "cached", "compile_commands", "ninja_file", "read_commands", "run_ninja"]
+__all__ = ["Command", "cached", "compile_commands", "headers_outside", "ninja_file", "read_commands", "run_ninja"]
 
 _STATUS = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")
 _SHELL_SAFE = re.compile(r"^[A-Za-z0-9_@%+=:,./-]+$")
@@ -156,6 +156,15 @@ def run_ninja(plan: BuildPlan, build_dir: Path, *, jobs: int | None, verbose: bo
     if ninja_run.status != 0:
         raise _failure(plan, build_dir, tail)
     return ran
+
+
+def headers_outside(build_dir: Path) -> set[str]:
+    """The absolute paths in ninja's log of dependencies: headers of tools and SDKs; others are in the build folder."""
+    ninja = find_ninja()
+    if ninja is None:
+        return set()
+    listed = process.run([ninja, "-t", "deps"], what="asking ninja for dependencies", cwd=build_dir, check=False)
+    return {line.strip() for line in listed.stdout.splitlines() if line.startswith("    /")}
 
 
 def _forget_times_ahead(build_dir: Path) -> None:

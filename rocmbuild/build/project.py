@@ -12,7 +12,7 @@ from pathlib import Path
 from rocmbuild import process
 from rocmbuild.errors import CheckError, InputError
 
-__all__ = ["copy_project", "run_hook"]
+__all__ = ["copy_project", "project_files", "run_hook"]
 
 _SKIPPED_FOLDERS = re.compile(
     r"^(\.git|\.hg|\.svn|\.venv|venv|\.nox|\.tox|__pycache__|\.mypy_cache|\.pytest_cache|\.ruff_cache|build|dist|"
@@ -36,6 +36,11 @@ def _files(folder: Path, below: Path, excluded: Path) -> Iterator[Path]:
                 yield from _files(path, below, excluded)
         elif entry.is_file() and not _SKIPPED_FILES.match(entry.name):
             yield path
+
+
+def project_files(project: Path, excluded: Path) -> list[Path]:
+    """The files that copy_project copies."""
+    return list(_files(project, project, excluded.resolve()))
 
 
 def copy_project(project: Path, copy: Path, *, excluded: Path, manifest: Sequence[str] = ()) -> None:

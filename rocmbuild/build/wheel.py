@@ -13,12 +13,15 @@ import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rocmbuild.errors import InputError
 
-__all__ = ["PLATFORM_TAG", "dist_info", "finish_wheel", "zip_time"]
+if TYPE_CHECKING:
+    from rocmbuild.build.tags import Variant
 
-PLATFORM_TAG = "linux_x86_64"
+__all__ = ["dist_info", "finish_wheel", "rename_metadata", "zip_time"]
+
 _EPOCH = 315532800  # 1980-01-01, the first moment that a zip file can name
 
 
@@ -52,6 +55,25 @@ def _tagged(wheel: bytes, tag: str) -> bytes:
     return "\n".join([*lines, "Root-Is-Purelib: false", f"Tag: {tag}", ""]).encode()
 
 
+def rename_metadata(folder: str, metadata: bytes, local: str) -> tuple[str, bytes]:
+    """The name of a .dist-info folder and its METADATA with a local part added to the version (PEP 440)."""
+    name, _, version = folder.removesuffix(".dist-info").partition("-")
+    longer = f"{version}.{local}" if "+" in version else f"{version}+{local}"
+    text = re.sub(rb"(?m)^Version: .*$", f"Version: {longer}".encode(), metadata, count=1)
+    return f"{name}-{longer}.dist-info", text
+
+
+def _renamed(folder: str, members: Mapping[str, bytes], local: str) -> tuple[str, dict[str, bytes]]:
+    new, metadata = rename_metadata(folder, members[f"{folder}/METADATA"], local)
+    heads = {folder: new, folder.replace(".dist-info", ".data"): new.replace(".dist-info", ".data")}
+
+    def place(name: str) -> str:
+        head, slash, rest = name.partition("/")
+        return heads.get(head, head) + slash + rest
+
+    return new, {place(name): data for name, data in members.items()} | {f"{new}/METADATA": metadata}
+
+
 def finish_wheel(
     pure: Path,
     out: Path,
@@ -60,14 +82,17 @@ def finish_wheel(
     evidence: bytes,
     environ: Mapping[str, str],
     edit: tuple[str, str] | None = None,
-    platform_tag: str = PLATFORM_TAG,
+    tag: str = "py3-none-linux_x86_64",
     keep_tags: bool = False,
+    local: str = "",
+    variant: Variant | None = None,
 ) -> Path:
     """Write the wheel into `out` and return its path; it appears whole or not at all.
 
     added: members by their path in the wheel. evidence: rocmbuild.json of the .dist-info folder. edit: a
     path and what stands for it in setuptools' finders of an editable install. keep_tags: the wheel's name and tags
-    stay as setuptools made them.
+    stay as setuptools made them. local: what is added to the version as its local part. variant: makes the wheel a
+    variant (PEP 817).
     """
     with zipfile.ZipFile(pure) as source:
         members = {info.filename: source.read(info) for info in source.infolist() if not info.is_dir()}
@@ -82,19 +107,22 @@ def finish_wheel(
             f"{both[0]}: the package has a file of this name, and rocmbuild would put a library there",
             hint="name the extension otherwise in [[tool.rocmbuild.extensions]]",
         )
-    tag = f"py3-none-{platform_tag}"
     members |= added
+    if local:
+        folder, members = _renamed(folder, members, local)
     if not keep_tags:
         members[f"{folder}/WHEEL"] = _tagged(members[f"{folder}/WHEEL"], tag)
     members[f"{folder}/rocmbuild.json"] = evidence
+    if variant:
+        members[f"{folder}/variant.json"] = variant.metadata
     record = f"{folder}/RECORD"
     members.pop(record, None)
     last = [name for name in members if name.startswith(f"{folder}/")]
     order = sorted(set(members) - set(last)) + sorted(last)
     members = {name: members[name] for name in order}
     members[record] = _record(members, record)
-    name, version = pure.name.split("-")[:2]
-    target = out / (pure.name if keep_tags else f"{name}-{version}-{tag}.whl")
+    own = pure.stem.removeprefix("-".join(pure.stem.split("-")[:2]) + "-") if keep_tags else tag
+    target = out / f"{folder.removesuffix('.dist-info')}-{own}{f'-{variant.label}' if variant else ''}.whl"
     out.mkdir(parents=True, exist_ok=True)
     stamp = zip_time(environ)
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=out)
