@@ -1,63 +1,86 @@
-"""Device code for every declared target: what the audit reads of it, and the instructions that must be in it."""
+"""Device code for every declared target: every format compiled, and the policy of kernels/pyproject.toml held."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import re
-import subprocess
-from pathlib import Path
+import shutil
 
 import pytest
-from packages import KERNELS, ROOT
+from filelock import FileLock
+from packages import KERNELS, ROOT, formats_of
 
 from rocmbuild import pipeline
 from rocmbuild.config import load_config
+from rocmbuild.errors import CheckError
 from rocmbuild.paths import cache_dir
 from rocmbuild.targets import DECLARED
-from rocmbuild.toolchain.discover import find_toolchain
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("_toolchain_here", "_torch_sdk_here")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("_toolchain_here")]
 
-
-@pytest.fixture(scope="module")
-def build_dir() -> Path:
-    return cache_dir() / "tests" / "kernels" / f"device-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:12]}"
+FORMATS_A_UNIT = 6
+"""Of a compilation of one format two thirds are the HIP headers, so several formats share one here."""
 
 
-@pytest.fixture(scope="module")
-def built(build_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> pipeline.Built:
-    settings = {"platforms": "rocm", "targets": "all", "build-dir": str(build_dir)}
-    config = load_config(KERNELS, settings=settings, environ={})
-    return pipeline.build_wheel(config, tmp_path_factory.mktemp("dist"), dict(os.environ))
+def build(policy: str, name: str, targets: str) -> pipeline.Built:
+    """The device library alone, without torch, in a kept build folder, with the policy for its audit.
+
+    The sources are those of the package, with the files of formats/ joined in units of several.
+    """
+    place = cache_dir() / "tests" / "kernels" / f"device-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:12]}"
+    place.mkdir(parents=True, exist_ok=True)
+    with FileLock(place / "lock"):
+        project = place / "project"
+        shutil.rmtree(project, ignore_errors=True)
+        shutil.copytree(KERNELS, project, ignore=shutil.ignore_patterns("__pycache__", "binding.cpp", "results"))
+        (project / "pyproject.toml").write_text(policy)
+        formats = project / "csrc" / "formats"
+        listed = formats_of(project / "csrc")
+        for begin in range(0, len(listed), FORMATS_A_UNIT):
+            files = [formats / f"{each.lower()}.cu" for each in listed[begin : begin + FORMATS_A_UNIT]]
+            joined = "\n".join(path.read_text() for path in files)
+            for path in files:
+                path.unlink()
+            (formats / f"unit_{begin // FORMATS_A_UNIT}.cu").write_text(joined)
+        settings = {"platforms": "rocm", "targets": targets, "build-dir": str(place / "build")}
+        config = load_config(project, settings=settings, environ={})
+        (extension,) = config.extensions
+        extension = dataclasses.replace(extension, sources=("csrc/**/*.cu",), torch="none")
+        return pipeline.build_wheel(
+            dataclasses.replace(config, extensions=(extension,)), place / name, dict(os.environ)
+        )
 
 
-def test_every_target_has_every_kernel_in_32_lanes_without_spills_or_scratch(built: pipeline.Built) -> None:
+def test_every_target_has_every_kernel_as_the_policy_wants_them() -> None:
+    """All formats for all ten targets. The build itself judges the policy, and would refuse; so would it any wave64."""
+    built = build((KERNELS / "pyproject.toml").read_text(), "dist", "all")
     assert built.report.emitted == DECLARED
     (library,) = built.report.libraries
     names: dict[str, set[str]] = {}
     for code in library.code_objects:
         for kernel in code.kernels:
-            names.setdefault(code.target, set()).add(kernel.name)
-            what = f"{kernel.name} for {code.target}"
-            assert kernel.wave == 32, what
-            assert (kernel.vgpr_spill, kernel.sgpr_spill, kernel.scratch) == (0, 0, 0), what
+            names.setdefault(code.target, set()).add(kernel.demangled)
+            what = f"{kernel.demangled} for {code.target}"
+            assert (kernel.wave, kernel.vgpr_spill, kernel.sgpr_spill, kernel.scratch) == (32, 0, 0, 0), what
     assert set(names) == set(DECLARED)
     assert len({frozenset(found) for found in names.values()}) == 1
-    assert len(names[DECLARED[0]]) >= 27
+    for name in formats_of(KERNELS / "csrc"):
+        own = [kernel for kernel in names[DECLARED[0]] if f"gguf::{name}Format" in kernel]
+        for kind in ("dequantize", "mul_mat_vec", "moe_vec"):
+            assert any(re.search(rf"^(void )?gguf::{kind}\w*<", kernel) for kernel in own), (name, kind)
 
 
-def test_integer_products_use_the_dot_instruction(built: pipeline.Built, build_dir: Path) -> None:
-    objdump = find_toolchain(spec=None, environ=os.environ).objdump
-    assert objdump is not None
-    products = 0
-    for target in DECLARED:
-        codes = sorted((build_dir / "obj").rglob(f"*.{target}.co"))
-        assert codes
-        for code in codes:
-            text = subprocess.run([objdump, "-d", code], capture_output=True, text=True, check=True).stdout
-            for name, body in re.findall(r"^[0-9a-f]+ <([^>]+)>:\n(.*?)(?=^[0-9a-f]+ <|\Z)", text, re.M | re.S):
-                if "mul_mat_vec" in name or "moe_vec" in name:
-                    products += 1
-                    assert "v_dot4_i32_iu8" in body, f"{name} for {target}"
-    assert products >= 10 * 18
+def test_the_policy_is_not_empty() -> None:
+    """What no kernel here can be is refused, rule by rule: the policy is read, and every rule of it meets kernels."""
+    text = (KERNELS / "pyproject.toml").read_text()
+    rules = load_config(KERNELS, settings={"platforms": "rocm", "targets": "gfx1201"}, environ={}).audit
+    assert (rules[0].wave, rules[0].spills, rules[0].scratch) == (32, False, False)
+    assert (rules[0].min_occupancy or 0) >= 8
+    harder, count = re.subn(r'require = "\w+"', 'require = "v_no_such_instruction"', text)
+    assert count == sum(bool(rule.require) for rule in rules) >= 1
+    with pytest.raises(CheckError) as caught:
+        build(harder, "refused", "gfx1201")
+    for number in range(count):
+        assert f"(tool.rocmbuild.audit.rules[{number}].require)" in caught.value.message
