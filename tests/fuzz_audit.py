@@ -5,7 +5,8 @@
 Needs atheris (pip install atheris) and a ROCm toolchain for its first inputs. Each target runs in processes of its own
 until all of them have used the seconds, shared equally. An exception other than InputError, an error that is not one
 line with file and offset, 20 s without an end, or more than 400 MiB end it, and the input is kept in the corpus folder.
-Prints one JSON object at the end: executions, processor seconds and finds by target.
+Tells each target's result on stderr as soon as it is there, and prints one JSON object at the end: executions,
+processor seconds and finds by target.
 """
 
 from __future__ import annotations
@@ -194,6 +195,7 @@ def main() -> int:
                 print(done.stderr[-3000:], file=sys.stderr)
         finds = sorted(str(path) for path in folder.glob(f"{name}-*"))
         result[name] = {"executions": executions, "cpu_seconds": round(used, 1), "status": broken, "finds": finds}
+        print(name, json.dumps(result[name]), file=sys.stderr, flush=True)
     total = sum(int(str(row["executions"])) for row in result.values())
     print(json.dumps({"executions": total, "corpus": str(folder), "targets": result}, indent=2))
     return 1 if any(row["status"] for row in result.values()) else 0
