@@ -73,9 +73,15 @@ class Lock:
                 return cls(path, handle)
             os.close(handle)
 
+    @property
+    def handle(self) -> int:
+        """The open file that the lock is on."""
+        return self._handle
+
     def release(self) -> None:
-        """Let others have it."""
+        """Let others have it, though a process that was started meanwhile still has the file open."""
         if self._handle >= 0:
+            fcntl.flock(self._handle, fcntl.LOCK_UN)
             os.close(self._handle)
             self._handle = -1
 

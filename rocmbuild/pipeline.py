@@ -19,10 +19,12 @@ from rocmbuild.build import ninja, project, wheel
 from rocmbuild.build.jobs import choose_jobs, read_machine
 from rocmbuild.build.plan import BuildPlan, PlanInput, make_plan, prefix_maps
 from rocmbuild.build.tools import find_program
+from rocmbuild.build.wrapped import installed_torch
 from rocmbuild.config import Config
 from rocmbuild.errors import CheckError, EnvironmentFailure, InputError
 from rocmbuild.locks import Lock
 from rocmbuild.paths import cache_dir, write_atomic
+from rocmbuild.preflight import Preflight, requires_torch
 from rocmbuild.targets import TargetSet, bridge, refuse_smuggled
 from rocmbuild.toolchain.model import Toolchain
 
@@ -39,6 +41,7 @@ __all__ = [
     "build_sdist",
     "build_wheel",
     "compile_project",
+    "locked",
     "metadata",
     "prepare",
     "stage_project",
@@ -97,8 +100,8 @@ class Built:
 
 
 @contextlib.contextmanager
-def _locked(build_dir: Path) -> Iterator[None]:
-    """One build at a time in a build folder; the lock is the operating system's and ends with its holder."""
+def locked(build_dir: Path) -> Iterator[None]:
+    """One build at a time in a build folder; the lock is the operating system's and ends with its holders."""
     try:
         lock = Lock.acquire(
             build_dir / ".lock",
@@ -109,7 +112,8 @@ def _locked(build_dir: Path) -> Iterator[None]:
             f"build-dir {build_dir}: cannot be written ({err.strerror})", hint="name another one: -C build-dir=DIR"
         ) from err
     try:
-        yield
+        with process.held_by_children(lock.handle):
+            yield
     finally:
         lock.release()
 
@@ -261,15 +265,23 @@ def stage_project(config: Config, environ: Mapping[str, str], *, strict: bool = 
     return _stage(config, toolchain, _torch_sdk(config), strict=strict)
 
 
-def prepare(config: Config, environ: Mapping[str, str]) -> Prepared:
-    """Find the tools, stage the sources into the build folder, make the plan."""
+def prepare(config: Config, environ: Mapping[str, str], *, words: tuple[str, ...] = ()) -> Prepared:
+    """Find the tools, stage the sources into the build folder, make the plan. words: for every compilation."""
     from rocmbuild import host
     from rocmbuild.staging.stage import sync
+    from rocmbuild.toolchain.torch_sdk import torch_build
 
     targets = _targets(config, environ)
-    toolchain = _toolchain(config, environ)
-    torch_sdk = _torch_sdk(config)
-    cxx, nvcc = _cxx(environ), _nvcc(config, environ)
+    checks = Preflight()
+    toolchain = checks.take(lambda: _toolchain(config, environ))
+    torch_sdk = checks.take(lambda: _torch_sdk(config))
+    cxx, nvcc = checks.take(lambda: _cxx(environ)), checks.take(lambda: _nvcc(config, environ))
+    launcher = checks.take(lambda: _launcher(config, environ))
+    _machine(checks, config, cxx)
+    checks.ninja()
+    checks.torch(torch_build(), toolchain, linked=False, required=requires_torch(config.project))
+    checks.finish()
+    assert torch_sdk is not None and cxx is not None and nvcc is not None and launcher is not None
     stage = _stage(config, toolchain, torch_sdk)
     build_dir = config.build_dir
     sync(stage, build_dir / "src" / "hip", tree="hip")
@@ -293,7 +305,8 @@ def prepare(config: Config, environ: Mapping[str, str]) -> Prepared:
             nvcc=nvcc,
             prefix_maps=prefix_maps(build_dir if config.debug else None, toolchain, torch_include),
             uncompilable=_uncompilable(toolchain, targets),
-            launcher=_launcher(config, environ),
+            launcher=launcher,
+            words=words,
         ),
     )
     return Prepared(
@@ -306,6 +319,13 @@ def prepare(config: Config, environ: Mapping[str, str]) -> Prepared:
         stage=stage,
         plan=plan,
     )
+
+
+def _machine(checks: Preflight, config: Config, cxx: tuple[str, str] | None) -> None:
+    """What every build wants of the machine."""
+    checks.space([config.build_dir, cache_dir()])
+    if cxx:
+        checks.compiler(*cxx)
 
 
 def _uncompilable(toolchain: Toolchain | None, targets: TargetSet | None) -> tuple[tuple[str, str], ...]:
@@ -357,13 +377,16 @@ def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def compile_project(prepared: Prepared, environ: MutableMapping[str, str]) -> tuple[int, dict[str, Any]]:
+def compile_project(
+    prepared: Prepared, environ: MutableMapping[str, str], *, quiet: bool = False
+) -> tuple[int, dict[str, Any]]:
     """Run the plan; returns how many commands ran and the record of all that made the libraries.
 
     A compiler cache's answers are counted and told, where it tells them (ccache).
     """
     config = prepared.config
-    console.note(_heading(prepared))
+    if not quiet:
+        console.note(_heading(prepared))
     _write(
         prepared.build_dir / "compile_commands.json", ninja.compile_commands(prepared.plan, prepared.build_dir).encode()
     )
@@ -540,10 +563,10 @@ def _build(
 
     if wrapped.is_wrapped(config):
         return _build_wrapped(config, out, environ, hook=hook)
-    with _locked(config.build_dir):
+    with locked(config.build_dir):
         began = time.time_ns()
-        mark_build(config.build_dir, config.project, editable=hook == "build_editable")
         prepared = prepare(config, environ)
+        mark_build(config.build_dir, config.project, editable=hook == "build_editable")
         ran, record = compile_project(prepared, environ)
         targets = prepared.targets.names if prepared.targets else ()
         libraries = sorted(config.build_dir / library.built for library in prepared.plan.libraries)
@@ -594,19 +617,31 @@ def _remember(prepared: Prepared, hook: str, environ: Mapping[str, str], path: P
 
 def _build_wrapped(config: Config, out: Path, environ: MutableMapping[str, str], *, hook: str) -> Built:
     """The wheel of a project that keeps its own setup.py."""
-    if hook != "build_wheel":
+    from rocmbuild.staging.upkeep import mark_build
+    from rocmbuild.toolchain.torch_sdk import find_torch_sdk, torch_build
+
+    if config.platforms != ("rocm",):
         raise InputError(
-            f"{config.project}: an editable install needs [[tool.rocmbuild.extensions]]; a setup.py is run on a copy",
-            hint="install the wheel, or name the extensions in pyproject.toml",
+            f"platforms {', '.join(config.platforms)}: a project with its own setup.py is built for rocm alone",
+            hint='leave platforms out, or write platforms = ["rocm"]',
         )
-    targets, toolchain = _targets(config, environ), _toolchain(config, environ)
-    if targets is None or toolchain is None:
-        raise InputError(f"{config.project}: a project with its own setup.py is built for the platform rocm")
-    with _locked(config.build_dir):
-        path, report, record, ran = wrapped.build_wrapped(
-            config, out, environ, targets=targets, toolchain=toolchain, cxx=_cxx(environ)[0]
+    targets = _targets(config, environ)
+    assert targets is not None
+    checks = Preflight()
+    toolchain = checks.take(lambda: _toolchain(config, environ))
+    cxx = checks.take(lambda: _cxx(environ))
+    sdk = checks.take(lambda: find_torch_sdk(wanted=f"=={installed_torch().partition('+')[0]}"))
+    _machine(checks, config, cxx)
+    checks.python_headers()
+    checks.torch(torch_build(), toolchain, linked=True, required=True)
+    checks.finish()
+    assert toolchain is not None and cxx is not None and sdk is not None
+    with locked(config.build_dir):
+        mark_build(config.build_dir, config.project, editable=hook == "build_editable")
+        done = wrapped.build_wrapped(
+            config, out, environ, hook=hook, targets=targets, toolchain=toolchain, cxx=cxx, sdk=sdk
         )
-        return Built(path=path, report=report, record=record, ran=ran)
+        return Built(path=done.path, report=done.report, record=done.record, ran=done.ran)
 
 
 def build_wheel(config: Config, out: Path, environ: MutableMapping[str, str]) -> Built:
@@ -633,7 +668,7 @@ def _finder_members(prepared: Prepared) -> dict[str, bytes]:
 
 def metadata(config: Config, out: Path, environ: Mapping[str, str]) -> str:
     """The .dist-info folder of the wheel to come, without building it."""
-    with _locked(config.build_dir):
+    with locked(config.build_dir):
         if wrapped.is_wrapped(config):
             return wrapped.run_plain("prepare_metadata_for_build_wheel", config, out, environ)
         copy = config.build_dir / "py"
@@ -654,11 +689,11 @@ def build_sdist(config: Config, out: Path, environ: Mapping[str, str]) -> Path:
     from rocmbuild.staging.sources import collect
 
     if wrapped.is_wrapped(config):  # its MANIFEST.in says what it holds
-        with _locked(config.build_dir):
+        with locked(config.build_dir):
             return out / wrapped.run_plain("build_sdist", config, out, environ)
     globs, include_dirs = _globs(config)
     files = collect(config.project, globs=globs, include_dirs=include_dirs)
-    with _locked(config.build_dir):
+    with locked(config.build_dir):
         copy = config.build_dir / "sdist"
         project.copy_project(
             config.project, copy, excluded=config.build_dir, manifest=[file.path for file in files.files]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shlex
@@ -14,7 +15,23 @@ from pathlib import Path
 
 from rocmbuild.errors import CheckError, EnvironmentFailure, RocmbuildError
 
-__all__ = ["Completed", "Exchange", "Stream", "filter_lines", "run", "stream"]
+__all__ = ["Completed", "Exchange", "Stream", "filter_lines", "held_by_children", "run", "stream"]
+
+_held: list[int] = []
+
+
+@contextlib.contextmanager
+def held_by_children(handle: int) -> Iterator[None]:
+    """Programs that are started meanwhile keep this file open until they end, even where this process is killed.
+
+    The lock of a build folder is so held: what an orphan still writes there, nobody builds upon. A lock that ends with
+    its last holder never keeps others for longer than the programs themselves run.
+    """
+    _held.append(handle)
+    try:
+        yield
+    finally:
+        _held.remove(handle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +79,7 @@ def run(
             errors="backslashreplace",
             timeout=timeout,
             check=False,
+            pass_fds=tuple(_held),
         )
     except FileNotFoundError as err:
         raise EnvironmentFailure(f"{what}: {words[0]} was not found", hint=hint) from err
@@ -99,6 +117,7 @@ class Stream:
                 stderr=subprocess.STDOUT,
                 encoding="utf-8",
                 errors="backslashreplace",
+                pass_fds=tuple(_held),
             )
         except FileNotFoundError as err:
             raise EnvironmentFailure(f"{what}: {words[0]} was not found") from err
@@ -137,6 +156,7 @@ def stream(
             env=None if env is None else dict(env),
             stdin=subprocess.DEVNULL,
             stdout=2 if errors_only else None,
+            pass_fds=tuple(_held),
         )
     except FileNotFoundError as err:
         raise EnvironmentFailure(f"{what}: {words[0]} was not found") from err

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import sys
 import sysconfig
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocmbuild import __version__, console
-from rocmbuild.build import project, wheel
-from rocmbuild.build.fronts import Front, make_front, read_records
+from rocmbuild.build import editable, project, wheel
+from rocmbuild.build.fronts import Front, Results, make_front, read_records
 from rocmbuild.build.tools import find_ninja
-from rocmbuild.build.wrapped import installed_torch, run_wrapped_hook, site_folders
+from rocmbuild.build.wrapped import host_compilers, installed_torch, packages, run_wrapped_hook, site_folders
 from rocmbuild.config import Config
-from rocmbuild.errors import CheckError, InputError
+from rocmbuild.errors import CheckError
 from rocmbuild.paths import write_atomic
 from rocmbuild.targets import TargetSet, bridge
 from rocmbuild.toolchain.model import Toolchain
@@ -26,7 +29,73 @@ if TYPE_CHECKING:  # what costs start-up time is imported where it is used
     from rocmbuild.audit.report import AuditReport
     from rocmbuild.toolchain.torch_sdk import TorchSdk
 
-__all__ = ["build_wrapped", "is_wrapped", "run_plain"]
+__all__ = ["WrappedBuild", "build_wrapped", "is_wrapped", "run_plain"]
+
+_ARCH_VARIABLES = {"HIP_ARCHITECTURES": ",", "GPU_ARCHS": ";"}
+"""Variables from which setup.py files of public projects take targets for flags of their own, and what parts them."""
+_UNREAD = frozenset(
+    (
+        "PATH",
+        "PYTHONPATH",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+        "TERM",
+        "COLUMNS",
+        "LINES",
+        "TMPDIR",
+        "LS_COLORS",
+        "VIRTUAL_ENV",
+    )
+)
+_UNREAD_PREFIXES = ("PIP_", "PEP517_", "PYTEST_", "SSH_", "XDG_", "ROCMBUILD_", "_PYPROJECT")
+"""Variables that differ from build to build and that no setup.py makes a wheel of."""
+_KEPT_SECONDS = 14 * 86400
+"""How long the result of a compiler command is kept that no build of the project has used since."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrappedBuild:
+    """A published wheel, its audit, the record, and how many compiler commands had to run."""
+
+    path: Path
+    report: AuditReport
+    record: dict[str, Any]
+    ran: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What one build is made from."""
+
+    config: Config
+    environ: Mapping[str, str]
+    targets: TargetSet
+    toolchain: Toolchain
+    cxx: tuple[str, str]
+    sdk: TorchSdk
+    include: tuple[Path, ...]
+    hook: str
+
+    @property
+    def build_dir(self) -> Path:
+        return self.config.build_dir
+
+    @property
+    def copy(self) -> Path:
+        return self.build_dir / "py"
+
+    def places(self) -> tuple[tuple[str, str], ...]:
+        """Folders of this machine or of this build alone, and the names that stand for them; inner ones first."""
+        return (
+            *((str(folder), "{torch-hip}") for folder in self.include[:1]),
+            (str(self.build_dir), "{build}"),
+            (str(self.toolchain.prefix), "{toolchain}"),
+            *((str(Path(site) / "torch"), "{torch}") for site in site_folders()),
+            (sysconfig.get_paths()["include"], "{python}/include"),
+            (sys.prefix, "{python}"),
+        )
 
 
 def is_wrapped(config: Config) -> bool:
@@ -60,29 +129,30 @@ def _release(version: str) -> str:
     return f"=={version.partition('+')[0]}"
 
 
-def _torch(front: Front, cxx: str) -> tuple[TorchSdk, list[Path]]:
-    """The torch that is built for, and the folders of HIP headers that go before its own."""
-    from rocmbuild.build.torch_hip import hip_headers, make_stubs
-    from rocmbuild.toolchain.torch_sdk import find_torch_sdk
+def _headers(sdk: TorchSdk) -> tuple[Path, ...]:
+    """The folders of HIP headers that go before torch's own."""
+    from rocmbuild.build.torch_hip import hip_headers
 
-    version = installed_torch()
-    sdk = find_torch_sdk(wanted=_release(version))
-    if "+rocm" in version:
-        return sdk, []
-    make_stubs(front.prefix / "lib", cxx)
+    if "+rocm" in sdk.version:
+        return ()
     derived = hip_headers(sdk)
-    return sdk, [derived, derived / "torch/csrc/api/include"]
+    return (derived, derived / "torch/csrc/api/include")
 
 
-def _environment(config: Config, front: Front, targets: TargetSet, environ: Mapping[str, str]) -> dict[str, str]:
+def _environment(job: _Job, front: Front) -> dict[str, str]:
     """The environment of setup.py.
 
     FORCE_CUDA=1, which many setup.py files read, says to build for a card although none is here. Every named library
     is kept as a dependency, the stubs too, which have no symbols.
     """
-    env = front.environment(environ, targets)
+    config, environ = job.config, job.environ
+    env = front.environment(environ, job.targets)
     env.setdefault("FORCE_CUDA", "1")
-    env.setdefault("MAX_JOBS", str(config.jobs or os.cpu_count() or 1))
+    if config.jobs:
+        env["MAX_JOBS"] = str(config.jobs)
+    env.setdefault("MAX_JOBS", str(os.cpu_count() or 1))
+    env |= {name: sign.join(job.targets.names) for name, sign in _ARCH_VARIABLES.items()}
+    env |= {name: str(front.prefix / "bin" / f"host-{name.lower()}") for name in ("CC", "CXX") if environ.get(name)}
     env["LDFLAGS"] = f"{environ.get('LDFLAGS', '')} -Wl,--no-as-needed".strip()
     ninja = find_ninja()
     if ninja:
@@ -100,83 +170,219 @@ def run_plain(hook: str, config: Config, out: Path, environ: Mapping[str, str]) 
 
 
 def build_wrapped(
-    config: Config, out: Path, environ: Mapping[str, str], *, targets: TargetSet, toolchain: Toolchain, cxx: str
-) -> tuple[Path, AuditReport, dict[str, Any], int]:
+    config: Config,
+    out: Path,
+    environ: Mapping[str, str],
+    *,
+    hook: str,
+    targets: TargetSet,
+    toolchain: Toolchain,
+    cxx: tuple[str, str],
+    sdk: TorchSdk,
+) -> WrappedBuild:
     """Build, audit, and only then publish the wheel of a project with its own setup.py.
 
-    Returns its path, the audit, the record and the number of compiler commands. The wheel's tags are those that
-    setuptools gave it. Raises CheckError for sources that cannot be HIP, a failed build, a wheel that is not what was
-    asked for. Experimental where torch is no ROCm build: see rocmbuild.build.torch_hip.
+    hook: build_wheel or build_editable. The wheel's tags are those that setuptools gave it. Where nothing has changed
+    that setup.py could see, the last wheel is audited again and serves, without setup.py, compilers or torch; else each
+    compiler command whose sources and headers are as they were gives its last result. Raises CheckError for sources
+    that cannot be HIP, a failed build, a wheel that is not what was asked for. Experimental where torch is no ROCm
+    build: see rocmbuild.build.torch_hip.
     """
-    from rocmbuild.audit.report import audit
-
-    if config.platforms != ("rocm",):
-        raise InputError(
-            f"platforms {', '.join(config.platforms)}: a project with its own setup.py is built for rocm alone",
-            hint='leave platforms out, or write platforms = ["rocm"]',
-        )
-    front = make_front(config.build_dir / "front", toolchain)
-    sdk, include = _torch(front, cxx)
-    settings = _settings(config, toolchain, include)
+    job = _Job(
+        config=config,
+        environ=environ,
+        targets=targets,
+        toolchain=toolchain,
+        cxx=cxx,
+        sdk=sdk,
+        include=_headers(sdk),
+        hook=hook,
+    )
     console.note(
         f"rocmbuild {__version__}; targets {', '.join(targets.names)} (from {targets.source}); ROCm "
         f"{toolchain.hip_version} with clang {toolchain.clang_version} ({toolchain.name}); setup.py with torch "
         f"{sdk.version}"
     )
-    copy, raw, wheels = _copy(config), config.build_dir / "pure" / "wrapped", config.build_dir / "wheel"
+    _copy(config)
+    wheels, stamp = config.build_dir / "wheel" / hook, config.build_dir / f"{hook}.json"
+    state = _state(job)
+    known = _known(stamp, state, wheels)
+    if known:
+        path, ran = known, 0
+        record = json.loads((config.build_dir / "record.json").read_bytes())
+    else:
+        stamp.unlink(missing_ok=True)
+        path, record, ran = _make(job, wheels)
+    libraries = editable.libraries(config.build_dir / "editable") if hook == "build_editable" else [path]
+    report = _audited(libraries, job, record, show=path)
+    if not known:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        write_atomic(stamp, _json({"state": state, "name": path.name, "digest": digest}))
+    write_atomic(out / path.name, path.read_bytes())
+    return WrappedBuild(path=out / path.name, report=report, record=record, ran=ran)
+
+
+def _state(job: _Job) -> str:
+    """A digest of all that setup.py can see: the copy, the environment, the packages, the tools."""
+    state = hashlib.sha256()
+    for path in sorted(job.copy.rglob("*")):
+        if path.is_file():
+            state.update(f"{path.relative_to(job.copy)}\0{path.stat().st_mode & 0o111}\0".encode())
+            state.update(hashlib.sha256(path.read_bytes()).digest())
+    seen = {
+        name: value
+        for name, value in job.environ.items()
+        if name not in _UNREAD and not name.startswith(_UNREAD_PREFIXES)
+    }
+    tools = [job.toolchain.identity(), job.sdk.digest, job.sdk.version, job.cxx, sys.version, packages(), _own_code()]
+    asked = [job.hook, list(job.targets.names), job.targets.source, job.config.debug, str(job.copy)]
+    known = json.dumps([tools, asked, seen], sort_keys=True)
+    for old, new in job.places():
+        known = known.replace(old, new)
+    state.update(known.encode("utf-8", "surrogateescape"))
+    return state.hexdigest()
+
+
+def _own_code() -> str:
+    """A digest of the code that makes wrapped builds: a newer rocmbuild does not take what an older one made."""
+    own = hashlib.sha256(__version__.encode())
+    for path in [Path(__file__), *sorted((Path(__file__).parent / "build").glob("*.py"))]:
+        own.update(path.read_bytes())
+    return own.hexdigest()
+
+
+def _known(stamp: Path, state: str, wheels: Path) -> Path | None:
+    """The wheel of the last build, if that was of this very state and the wheel is whole."""
+    try:
+        known = json.loads(stamp.read_bytes())
+        path = wheels / str(known["name"])
+        whole = known["state"] == state and hashlib.sha256(path.read_bytes()).hexdigest() == known["digest"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return path if whole else None
+
+
+def _make(job: _Job, wheels: Path) -> tuple[Path, dict[str, Any], int]:
+    """Run setup.py, and finish the wheel in a folder of the build folder; its path, the record, commands that ran."""
+    from rocmbuild.build.torch_hip import make_stubs
+
+    config, build_dir = job.config, job.build_dir
+    results = build_dir / "results"
+    front = make_front(
+        build_dir / "front",
+        job.toolchain,
+        others=host_compilers(job.cxx[0], job.environ),
+        common=[f"-ffile-prefix-map={old}={_plain(new)}" for old, new in job.places()],
+        level=("-O1", "-g") if config.debug else ("-O3",),
+        results=Results(folder=results, places=job.places(), identity=_identity(job)),
+    )
+    if job.include:
+        make_stubs(front.prefix / "lib", job.cxx[0])
+    raw = build_dir / "pure" / "wrapped"
     for folder in (raw, wheels):
         shutil.rmtree(folder, ignore_errors=True)
-    env = _environment(config, front, targets, environ)
-    with bridge(env, targets):
+    env = _environment(job, front)
+    with bridge(env, job.targets):
         name = run_wrapped_hook(
-            "build_wheel", copy, raw, settings=settings, work=config.build_dir, env=env, verbose=config.verbose
+            job.hook,
+            job.copy,
+            raw,
+            settings=_settings(config, job.toolchain, job.include),
+            work=build_dir,
+            env=env,
+            verbose=config.verbose,
         )
-    commands = read_records(front, targets.names)
+    commands = read_records(front, job.targets.names)
     record = {
         "format": 1,
         "rocmbuild": __version__,
-        "targets": list(targets.names),
-        "targets_source": targets.source,
+        "targets": list(job.targets.names),
+        "targets_source": job.targets.source,
         "platforms": ["rocm"],
-        "toolchain": toolchain.identity(),
-        "torch_sdk": {"version": sdk.version, "digest": sdk.digest},
+        "toolchain": job.toolchain.identity(),
+        "torch_sdk": {"version": job.sdk.version, "digest": job.sdk.digest},
+        "cxx": job.cxx[1],
         "way": "setup.py",
-        "build_dir": str(config.build_dir),
+        "build_dir": str(build_dir),
         "commands": [command for command in commands if command["exit"] == 0],
     }
-    write_atomic(config.build_dir / "record.json", _json(record))
-    seen = audit([raw / name], record=record, targets=targets.names)
-    places = [
-        (str(config.build_dir), "."),
-        (str(toolchain.prefix), "{toolchain}"),
-        *((str(folder), "{torch-hip}") for folder in include[:1]),
-        *((str(Path(site) / "torch"), "{torch}") for site in site_folders()),
-        (sysconfig.get_paths()["include"], "{python}/include"),
-        (sys.prefix, "{python}"),
-    ]
+    write_atomic(build_dir / "record.json", _json(record))
+    edit = None
+    libraries = [raw / name]
+    if job.hook == "build_editable":
+        farm = build_dir / "editable"
+        edit = (str(editable.move(job.copy, farm, job.config.project)), str(farm))
+        libraries = editable.libraries(farm)
+    seen = _audited(libraries, job, record, show=raw / name)
     path = wheel.finish_wheel(
-        raw / name, wheels, added={}, evidence=_evidence(record, seen, places), environ=environ, keep_tags=True
+        raw / name,
+        wheels,
+        added={},
+        evidence=_evidence(record, seen, job.places()),
+        environ=job.environ,
+        keep_tags=True,
+        edit=edit,
     )
-    report = audit([path], record=record, targets=targets.names)
+    _forget(results, {command["result"] for command in commands})
+    return path, record, sum(not command["cached"] for command in commands)
+
+
+def _plain(name: str) -> str:
+    """What stands for a folder in libraries: no braces, which no debugger expects."""
+    return "." if name == "{build}" else f"/{name.replace('{', '').replace('}', '')}"
+
+
+def _identity(job: _Job) -> str:
+    """What compiler commands depend on beside their words and the files they say they read.
+
+    The names of the copy's headers are part of it: a new one may be found before another of its name.
+    """
+    headers = sorted(
+        str(path.relative_to(job.copy))
+        for path in job.copy.rglob("*")
+        if path.suffix in {".h", ".hh", ".hpp", ".hxx", ".cuh", ".inc", ".inl", ".ipp", ""}
+    )
+    known = [job.toolchain.identity(), job.sdk.version, job.sdk.digest, job.cxx, sys.version, __version__, headers]
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+def _forget(results: Path, used: set[str]) -> None:
+    """Remove results that this build did not use: those of links at once, the others when they are old."""
+    for path in results.glob("*.json"):
+        if path.stem not in used and (not json.loads(path.read_bytes()).get("read") or _old(path)):
+            path.unlink(missing_ok=True)
+            path.with_suffix(".out").unlink(missing_ok=True)
+
+
+def _old(path: Path) -> bool:
+    return time.time() - path.stat().st_mtime > _KEPT_SECONDS
+
+
+def _audited(paths: Sequence[Path], job: _Job, record: Mapping[str, Any], *, show: Path) -> AuditReport:
+    """The audit of what was built; CheckError with its findings where it is not what was asked for."""
+    from rocmbuild.audit.report import audit
+
+    report = audit(
+        paths, record=record, targets=job.targets.names, rules=job.config.audit, objdump=job.toolchain.objdump
+    )
     if not report.ok:
         raise CheckError(
             "the audit refuses this wheel:\n" + "\n".join(str(finding) for finding in report.findings),
-            hint=f"`rocmbuild audit {path}` shows what is inside",
+            hint=f"`rocmbuild audit {show}` shows what is inside",
         )
-    write_atomic(out / path.name, path.read_bytes())
-    return out / path.name, report, record, len(commands)
+    return report
 
 
 def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _evidence(record: Mapping[str, Any], report: AuditReport, places: list[tuple[str, str]]) -> bytes:
+def _evidence(record: Mapping[str, Any], report: AuditReport, places: Sequence[tuple[str, str]]) -> bytes:
     """What is reproducible of the record, without this machine's folders and times; commands by their outputs."""
 
     def plain(word: str) -> str:
         for path, name in places:
-            word = word.replace(path, name)
+            word = word.replace(path, "." if name == "{build}" else name)
         return word
 
     kept = {key: value for key, value in record.items() if key != "build_dir"}

@@ -16,9 +16,9 @@ LAYERS = [
     {"host"},
     {"audit"},
     {"build"},
-    {"fresh", "running", "wrapped"},
+    {"fresh", "preflight", "running", "wrapped"},
     {"pipeline"},
-    {"audit_cli", "build_meta", "staging_cli", "toolchain_cli"},
+    {"audit_cli", "build_meta", "jit", "staging_cli", "toolchain_cli"},
     {"cli"},
     {"__main__"},
 ]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rocmbuild.audit.commands import judge
@@ -16,7 +17,7 @@ from rocmbuild.paths import write_atomic
 from rocmbuild.targets import TargetSet
 from rocmbuild.toolchain.model import Toolchain
 
-__all__ = ["Front", "make_front", "read_records"]
+__all__ = ["Front", "Results", "make_front", "read_records"]
 
 _CXX_NAMES = ("clang++", "amdclang++")
 _C_NAMES = ("clang", "amdclang")
@@ -56,22 +57,44 @@ class Front:
         }
 
 
-def make_front(folder: Path, toolchain: Toolchain) -> Front:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Where the results of compiler commands are kept, and what they depend on beside the files that are read.
+
+    places: folders whose paths may change from build to build, and the names that stand for them. identity: of the
+    tools and packages.
+    """
+
+    folder: Path
+    places: tuple[tuple[str, str], ...]
+    identity: str
+
+
+def make_front(
+    folder: Path,
+    toolchain: Toolchain,
+    *,
+    others: Mapping[str, str] = MappingProxyType({}),
+    common: Sequence[str] = (),
+    level: Sequence[str] = ("-O3",),
+    results: Results | None = None,
+) -> Front:
     """Make the prefix in a folder, which is emptied before.
 
     Headers, libraries and other tools are links to the toolchain's; the compilers (`hipcc` where the toolchain has
-    one, clang and clang++) go through front.py, with the guard against 64 lanes.
+    one, clang and clang++) go through front.py, with the guard against 64 lanes. others: compilers of host code that go
+    through it too, by name. common: words for every compilation. level: those for HIP that names no optimisation.
     """
     front = Front(folder=folder)
     shutil.rmtree(folder, ignore_errors=True)
     for made in (front.records, front.prefix / "bin", front.prefix / "include", front.prefix / "lib/llvm"):
         made.mkdir(parents=True)
     own = Path(__file__).parent
-    for source in (own / "front.py", own / "include/rocmbuild/wave32.h"):
+    for source in (own / "front.py", own / "front_cache.py", own / "include/rocmbuild/wave32.h"):
         (folder / source.name).write_bytes(source.read_bytes())
     origin = toolchain.prefix
     binaries = {path.name: path for path in sorted((origin / "bin").iterdir())} if (origin / "bin").is_dir() else {}
-    programs = {name: str(toolchain.clang) for name in _CXX_NAMES}
+    programs = {**others, **{name: str(toolchain.clang) for name in _CXX_NAMES}}
     c_compiler = toolchain.clang.with_name(toolchain.clang.name.replace("++", ""))
     if c_compiler.exists():
         programs |= {name: str(c_compiler) for name in _C_NAMES}
@@ -103,7 +126,13 @@ def make_front(folder: Path, toolchain: Toolchain) -> Front:
         "programs": programs,
         "guard": str(folder / "wave32.h"),
         "compiler_rt": any(toolchain.clang.resolve().parent.parent.glob("lib*/clang/*/lib/**/libclang_rt.builtins*")),
-        "flags": {name: flags for name in programs if name != "hipcc"},
+        "flags": {name: flags for name in programs if name != "hipcc" and name not in others},
+        "common": list(common),
+        "level": list(level),
+        "hip": toolchain.hip_version,
+        "cache": str(results.folder) if results else "",
+        "places": results.places if results else [],
+        "identity": results.identity if results else "",
     }
     write_atomic(folder / "settings.json", json.dumps(settings, indent=2).encode())
     return front
@@ -128,7 +157,8 @@ def _forward_packages(libraries: Path, target: Path) -> None:
 def read_records(front: Front, targets: Sequence[str]) -> list[dict[str, Any]]:
     """The commands that ran, in order, as a record holds them; those that failed are among them.
 
-    kind is left to the audit, which reads the words; source is the command's one input.
+    kind is left to the audit, which reads the words; source is the command's one input. cached: whether what it made is
+    the result of an earlier run; result: the name of that in the folder of results.
     """
     commands = []
     for path in sorted(front.records.glob("*.json")):
@@ -149,6 +179,8 @@ def read_records(front: Front, targets: Sequence[str]) -> list[dict[str, Any]]:
                 "cwd": value["cwd"],
                 "exit": value["exit"],
                 "seconds": value["seconds"],
+                "cached": value["cached"],
+                "result": value["result"],
             }
         )
     return commands

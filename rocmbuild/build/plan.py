@@ -107,7 +107,8 @@ class PlanInput:
 
     cxx: the C++ compiler of host code. host_sources, host_flags, host_link_flags: those of the CPU executor,
     its folders copied below support/. torch_include: folders of the torch SDK's headers. uncompilable: targets that
-    the toolchain was seen to refuse, each with the reason. launcher: the compiler cache's program, or "".
+    the toolchain was seen to refuse, each with the reason. launcher: the compiler cache's program, or "". words: for
+    every compilation, of device and host code alike, such as include folders outside of the project.
     """
 
     stage: Stage
@@ -122,6 +123,7 @@ class PlanInput:
     prefix_maps: tuple[tuple[str, str], ...] = ()
     uncompilable: tuple[tuple[str, str], ...] = ()
     launcher: str = ""
+    words: tuple[str, ...] = ()
 
 
 def library_path(extension: str, platform: str) -> str:
@@ -199,7 +201,7 @@ class _Maker:
         tree = self.tree
         includes = [f"-I{tree}/{folder}" if folder != "." else f"-I{tree}" for folder in self.extension.include_dirs]
         maps = [f"-ffile-prefix-map={old}={new}" for old, new in self.given.prefix_maps]
-        return (*includes, *maps)
+        return (*includes, *self.given.words, *maps)
 
     @property
     def tree(self) -> str:

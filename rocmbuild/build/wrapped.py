@@ -6,7 +6,9 @@ import json
 import os
 import posixpath
 import re
+import shutil
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,14 @@ from rocmbuild.build import wrapped_hook
 from rocmbuild.errors import CheckError, EnvironmentFailure
 from rocmbuild.paths import cache_dir
 
-__all__ = ["check_sources", "installed_torch", "run_wrapped_hook", "site_folders"]
+__all__ = [
+    "check_sources",
+    "host_compilers",
+    "installed_torch",
+    "packages",
+    "run_wrapped_hook",
+    "site_folders",
+]
 
 _SHOWN_LINES = 40
 _MATH_HEADER = re.compile(r"error: '?((?:hip(?!/)|roc|thrust)[a-z-]*/[\w./-]+)'?(?: file not found|: No such file)")
@@ -109,6 +118,34 @@ def installed_torch() -> str:
             "the project's setup.py builds torch extensions, and this environment has no torch",
             hint='add "torch" to requires in [build-system] (a CPU build does), or build with --no-build-isolation',
         ) from None
+
+
+def host_compilers(cxx: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The compilers of host code that setuptools and torch may call, by name.
+
+    `host-cc` and `host-cxx` stand for those that the environment names. Python names its own in its configuration.
+    """
+
+    def found(name: str) -> str | None:
+        return shutil.which(name, path=environ.get("PATH", os.defpath))
+
+    cc = environ.get("CC", "").split()
+    c_compiler = found(cc[0]) if cc else found("gcc") or found("cc")
+    programs = {"c++": cxx, "g++": cxx, "host-cxx": cxx}
+    if c_compiler:
+        programs |= {"cc": c_compiler, "gcc": c_compiler, "host-cc": c_compiler}
+    for variable in ("CC", "CXX", "LDSHARED", "LDCXXSHARED"):
+        words = str(sysconfig.get_config_var(variable) or "").split()
+        name = words[0] if words else ""
+        if name and "/" not in name and name not in programs and (path := found(name)):
+            programs[name] = path
+    return programs
+
+
+def packages() -> list[str]:
+    """Name and version of each package on this interpreter's search path, from the names of their folders alone."""
+    names = {path.name for folder in sys.path if folder for path in Path(folder).glob("*.dist-info")}
+    return sorted(names)
 
 
 def site_folders() -> list[str]:

@@ -47,6 +47,7 @@ def prepare(settings: dict[str, Any], noted: dict[str, list[str]]) -> None:
         from rocmbuild.build.wrapped import check_sources
 
         check_sources(settings, noted["sources"], noted["include_dirs"])
+        self.build_temp = "build/temp"  # the same each time: editable builds have a temporary one, in every command
         own_build(self)
 
     cpp_extension.include_paths = include_paths
@@ -66,7 +67,8 @@ def main(words: list[str]) -> int:
     sys.argv = ["setup.py"]
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 (older setup.py files import their neighbours)
     try:
-        value = {"name": getattr(build_meta, hook)(out, None)}
+        mode = {"editable_mode": "strict"} if hook == "build_editable" else None
+        value = {"name": getattr(build_meta, hook)(out, mode)}
     except RocmbuildError as err:
         value = {"message": err.message, "hint": err.hint}
     with open(result, "w", encoding="utf-8") as file:  # noqa: PTH123

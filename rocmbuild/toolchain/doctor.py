@@ -25,7 +25,7 @@ from rocmbuild.toolchain.elf import read_dynamic
 from rocmbuild.toolchain.layouts import read_hip_version
 from rocmbuild.toolchain.model import Toolchain
 from rocmbuild.toolchain.probe import Facts, probe, runtimes_of
-from rocmbuild.toolchain.torch_sdk import find_torch_sdk
+from rocmbuild.toolchain.torch_sdk import find_torch_sdk, torch_build
 
 __all__ = ["Check", "examine", "healthy"]
 
@@ -314,16 +314,10 @@ def _card(toolchain: Toolchain | None) -> Check:
 
 def _torch(path: Sequence[str], toolchain: Toolchain | None) -> list[Check]:
     """The torch of this environment, from the text of torch/version.py."""
-    found = []
-    for folder in dict.fromkeys(path):
-        file = Path(folder) / "torch" / "version.py"
-        if not folder or not file.is_file():
-            continue
-        text = file.read_text(errors="replace")
-        values = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*=\s*(?:'([^']*)'|None)", text, re.MULTILINE))
-        version, cuda, hip = (values.get(key) or "" for key in ("__version__", "cuda", "hip"))
-        found.append(_torch_kind(version, cuda, hip, toolchain))
-    return found[:1] or [_pass("torch", "none is in this environment; builds take the headers of the torch SDK")]
+    build = torch_build(path)
+    if build is None:
+        return [_pass("torch", "none is in this environment; builds take the headers of the torch SDK")]
+    return [_torch_kind(build.version, build.cuda, build.hip, toolchain)]
 
 
 def _torch_kind(version: str, cuda: str, hip: str, toolchain: Toolchain | None) -> Check:

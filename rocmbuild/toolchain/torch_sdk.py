@@ -13,6 +13,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import zipfile
@@ -28,11 +29,13 @@ from rocmbuild.toolchain.store import Entry, digest_of, entries, locked, publish
 
 __all__ = [
     "DEFAULT_TORCH",
+    "TorchBuild",
     "TorchSdk",
     "find_torch_sdk",
     "install_torch_sdk",
     "pip_command",
     "remove_torch_sdk",
+    "torch_build",
     "torch_sdks_dir",
 ]
 
@@ -66,6 +69,27 @@ class TorchSdk:
     def include_dirs(self) -> tuple[Path, ...]:
         """The folders that torch's own build names with -I."""
         return (self.include, self.include / "torch" / "csrc" / "api" / "include")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchBuild:
+    """What an installed torch is built for: its version, and CUDA's or HIP's; "" for neither, a CPU build."""
+
+    version: str
+    cuda: str
+    hip: str
+
+
+def torch_build(path: Sequence[str] | None = None) -> TorchBuild | None:
+    """The torch installed on path (default: this interpreter's), from the text of torch/version.py; None without."""
+    for folder in dict.fromkeys(sys.path if path is None else path):
+        file = Path(folder) / "torch" / "version.py"
+        if folder and file.is_file():
+            text = file.read_text(errors="replace")
+            values = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*=\s*(?:'([^']*)'|None)", text, re.MULTILINE))
+            version, cuda, hip = (values.get(key) or "" for key in ("__version__", "cuda", "hip"))
+            return TorchBuild(version=version, cuda=cuda, hip=hip)
+    return None
 
 
 def torch_sdks_dir() -> Path:
