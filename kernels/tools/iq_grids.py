@@ -4,7 +4,7 @@
     python kernels/tools/iq_grids.py --check   compare it with what would be written: exit 1 where they differ
 
 A grid maps an index to 8 (IQ3: 4) weights without their signs. It is stored as the kernels want it in registers:
-IQ2 and IQ3 as bytes, element i in byte i, so that a lookup gives operands of the integer dot product at once; IQ1,
+IQ2 and IQ3 as bytes, two words (IQ3: one) an entry, so that a lookup gives operands of the integer dot product; IQ1,
 whose grid is eight times as long and has but three values, as codes 0, 1, 2 for -1, 0, 1, four bits each, so that it is
 8 KB and not 16: elements 0 to 3 in the low halves of the bytes, 4 to 7 in the high ones. They are constants in global
 memory and not in constant memory, which serves one address a cycle, where every lane looks up another.
@@ -37,9 +37,9 @@ def grid_of(type_name: str) -> np.ndarray:
 
 
 def byte_words(grid: np.ndarray) -> np.ndarray:
-    """Element i of an entry in byte i of a word of 4 or 8 bytes."""
+    """Four elements a word, the first in the lowest byte; the words of an entry are adjacent."""
     assert grid.min() > 0, "signs are put on without a carry only where no weight is 0"
-    return np.ascontiguousarray(grid).view(f"<u{grid.shape[1]}")[:, 0]
+    return np.ascontiguousarray(grid).view("<u4").reshape(-1)
 
 
 def code_words(grid: np.ndarray) -> np.ndarray:
@@ -53,10 +53,9 @@ def code_words(grid: np.ndarray) -> np.ndarray:
 
 def array(name: str, words: np.ndarray) -> list[str]:
     """The lines of one C++ array."""
-    digits = 2 * words.dtype.itemsize
-    texts = [f"0x{word:0{digits}x}," for word in words.tolist()]
+    texts = [f"0x{word:08x}," for word in words.tolist()]
     a_line = (_LINE - 4 + 1) // (len(texts[0]) + 1)
-    lines = [f"static __device__ const uint{4 * digits}_t {name}[{len(texts)}] = {{"]
+    lines = [f"alignas(16) static __device__ const uint32_t {name}[{len(texts)}] = {{"]
     lines += ["    " + " ".join(texts[i : i + a_line]) for i in range(0, len(texts), a_line)]
     return [*lines, "};"]
 

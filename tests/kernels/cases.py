@@ -23,7 +23,28 @@ __all__ = [
 
 ALL_FORMATS = (
     "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
     "Q8_0",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ2_XXS",
+    "IQ2_XS",
+    "IQ3_XXS",
+    "IQ1_S",
+    "IQ4_NL",
+    "IQ3_S",
+    "IQ2_S",
+    "IQ4_XS",
+    "IQ1_M",
+    "TQ1_0",
+    "TQ2_0",
+    "MXFP4",
+    "NVFP4",
 )
 """The weight formats that have kernels. A new one is a line here; its block and id are the `gguf` package's."""
 

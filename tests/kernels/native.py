@@ -104,7 +104,7 @@ def guarded(*arrays: np.ndarray) -> Iterator[list[int]]:
     """Addresses of copies of the arrays, each ending where a page begins that nobody may touch, as is one before it.
 
     A read or write past the end is a segmentation fault. Arrays whose size is no multiple of their alignment keep it
-    only as far as their size allows, which is the point.
+    only as far as their size allows, which is the point; but all begin at even addresses, as weights must.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mprotect.argtypes = (PTR, ctypes.c_size_t, ctypes.c_int)
@@ -116,7 +116,7 @@ def guarded(*arrays: np.ndarray) -> Iterator[list[int]]:
             size = -(-max(array.nbytes, 1) // page) * page
             area = mmap.mmap(-1, size + 2 * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             base = ctypes.addressof(ctypes.c_char.from_buffer(area))
-            at = base + page + size - array.nbytes
+            at = base + page + size - array.nbytes // 2 * 2 - array.nbytes % 2 * 2
             ctypes.memmove(at, np.ascontiguousarray(array).ctypes.data, array.nbytes)
             for guard in (base, base + page + size):
                 assert libc.mprotect(guard, page, 0) == 0, ctypes.get_errno()

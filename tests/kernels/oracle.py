@@ -7,9 +7,30 @@ from __future__ import annotations
 import gguf
 import numpy as np
 
-__all__ = ["dequantize", "encode", "mat_vec", "moe_vec", "nmse", "quantize_activations", "random_blocks", "row_bytes"]
+__all__ = [
+    "HALVES",
+    "dequantize",
+    "encode",
+    "mat_vec",
+    "moe_vec",
+    "nmse",
+    "put_half",
+    "quantize_activations",
+    "random_blocks",
+    "row_bytes",
+]
 
 BLOCK = 32  # activations
+
+HALVES = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ2_XS", "IQ2_S"), (0,)),
+    **dict.fromkeys(("IQ3_XXS", "IQ3_S", "IQ1_S"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    **{"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,), "IQ1_M": (48,)},
+    **{"MXFP4": (), "NVFP4": ()},
+}
+"""Where a block's float16 scales (and minima) begin. Every other bit of a block is free. That of IQ1_M lies in the top
+nibbles of four 16-bit words from there on, low nibble first; MXFP4 and NVFP4 have scales of 8 bits."""
 
 
 def row_bytes(type_name: str, cols: int) -> int:
@@ -22,6 +43,8 @@ def dequantize(weight: np.ndarray, type_name: str) -> np.ndarray:
     """float32 values of rows of blocks: uint8 [..., row_bytes] -> [..., cols]."""
     flat = np.ascontiguousarray(weight).reshape(-1, weight.shape[-1])
     values = gguf.quants.dequantize(flat, gguf.GGMLQuantizationType[type_name])
+    if type_name == "MXFP4":  # a scale of 255 is NaN by the OCP standard, and 1.7e38 for the `gguf` package
+        values.reshape(-1, 32)[flat.reshape(-1, 17)[:, 0] == 255] = np.nan
     return values.reshape(*weight.shape[:-1], values.shape[-1])
 
 
@@ -30,18 +53,31 @@ def encode(values: np.ndarray, type_name: str) -> np.ndarray:
     return gguf.quants.quantize(np.ascontiguousarray(values, dtype=np.float32), gguf.GGMLQuantizationType[type_name])
 
 
-def random_blocks(rng: np.random.Generator, type_name: str, *shape: int) -> np.ndarray:
-    """Random valid blocks for weights of a shape [..., cols]: every bit of a code may be set, scales of both signs.
+def put_half(blocks: np.ndarray, type_name: str, at: int, bits: np.ndarray) -> None:
+    """Write float16s, given as their 16 bits, into blocks (uint8 [..., bytes of a block]) at one of HALVES."""
+    if type_name == "IQ1_M":
+        for nibble in range(4):
+            byte = blocks[..., at + 2 * nibble + 1]
+            byte[...] = (byte & 15) | (bits >> (4 * nibble) & 15).astype(np.uint8) << 4
+    else:
+        blocks[..., at : at + 2] = np.ascontiguousarray(bits)[..., None].view(np.uint8)
 
-    In the formats here a block starts with its float16 scale.
+
+def random_blocks(rng: np.random.Generator, type_name: str, *shape: int) -> np.ndarray:
+    """Random valid blocks for weights of a shape [..., cols]: every bit of a code or a small scale may be set, and
+    halves have both signs. Scales stay below 1, so that products are finite in float16.
     """
     elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
     *rows, cols = shape
     blocks = rng.integers(0, 256, size=(*rows, cols // elements, size), dtype=np.uint8)
-    scales = (
-        rng.uniform(0.25, 1.0, size=blocks.shape[:-1]) * rng.choice([-1.0, 1.0], size=blocks.shape[:-1]) / 64
-    ).astype(np.float16)
-    blocks[..., :2] = scales[..., None].view(np.uint8)
+    for at in HALVES[type_name]:
+        magnitudes = rng.uniform(0.25, 1.0, size=blocks.shape[:-1]) / 64
+        halves = (magnitudes * rng.choice([-1.0, 1.0], size=magnitudes.shape)).astype(np.float16)
+        put_half(blocks, type_name, at, halves.view(np.uint16))
+    if type_name == "MXFP4":
+        blocks[..., 0] = rng.integers(117, 125, size=blocks.shape[:-1])
+    if type_name == "NVFP4":
+        blocks[..., :4] &= 0xBF  # below 1
     return blocks.reshape(*rows, cols // elements * size)
 
 

@@ -50,8 +50,10 @@ def test_words_hold_the_packages_values(grids: ModuleType) -> None:
     for name, entries in {"IQ2_XXS": 256, "IQ2_XS": 512, "IQ2_S": 1024, "IQ3_XXS": 256, "IQ3_S": 512}.items():
         grid = grids.grid_of(name)
         assert len(grid) == entries
-        unpacked = [[word >> 8 * i & 255 for i in range(grid.shape[1])] for word in grids.byte_words(grid).tolist()]
-        assert np.array_equal(unpacked, gguf.quants._type_traits[gguf.GGMLQuantizationType[name]].grid[0, 0])
+        unpacked = [word >> 8 * i & 255 for word in grids.byte_words(grid).tolist() for i in range(4)]
+        assert np.array_equal(
+            np.reshape(unpacked, grid.shape), gguf.quants._type_traits[gguf.GGMLQuantizationType[name]].grid[0, 0]
+        )
     words = grids.code_words(grids.grid_of("IQ1_S")).tolist()
     unpacked = [[(word >> 8 * (i % 4) + 4 * (i // 4) & 15) - 1 for i in range(8)] for word in words]
     assert len(words) == 2048

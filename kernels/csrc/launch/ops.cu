@@ -71,7 +71,7 @@ const FormatOps* find_format(int op, int type, GgufError* error, int* code) {
     const FormatOps& format = format_of();
     if (format.type == type && has_op(format, op)) return &format;
   }
-  char formats[GGUF_ERROR_BYTES / 2];
+  char formats[GGUF_ERROR_BYTES * 3 / 4];
   list_formats(op, formats, sizeof formats);
   const char* name = nullptr;
   const char* role = "";

@@ -1,0 +1,50 @@
+// Q4_1: 32 weights in 20 bytes, d * nibble + m.
+#include "formats/decode.cuh"
+#include "launch/format_ops.cuh"
+
+namespace gguf {
+
+struct Q4_1Format {
+  static constexpr Type kType = Q4_1;
+  static constexpr int kBlockElements = 32;
+  static constexpr int kTileElements = 32;
+
+  struct Block {
+    uint16_t d;      // half
+    uint16_t m;      // half
+    uint8_t qs[16];  // low nibble of byte j is element j, high nibble element j + 16
+  };
+  static constexpr int kBlockBytes = sizeof(Block);
+  static_assert(kBlockBytes == 20, "no padding");
+
+  static constexpr int kOffset = 0;
+  static constexpr int kTableWords = 0;
+  using Decoded = Weights<1, 1>;
+
+  struct Tile {
+    uint32_t words[5];  // the whole block
+  };
+
+  static __device__ __forceinline__ Tile load(const uint8_t* row, uint32_t tile) {
+    const uint8_t* block = row + static_cast<size_t>(tile * static_cast<uint32_t>(kBlockBytes));
+    Tile got;
+    load_words<5, 4>(block, got.words);
+    return got;
+  }
+
+  static __device__ __forceinline__ Decoded decode(const Tile& tile, int, const uint32_t*) {
+    Decoded w;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      w.q[i] = tile.words[i + 1] & 0x0f0f0f0fu;
+      w.q[i + 4] = (tile.words[i + 1] >> 4) & 0x0f0f0f0fu;
+    }
+    w.scale[0] = half_to_float(static_cast<uint16_t>(tile.words[0] & 0xffffu));
+    w.minimum[0] = -half_to_float(static_cast<uint16_t>(tile.words[0] >> 16));
+    return w;
+  }
+};
+
+GGUF_DEFINE_FORMAT(Q4_1, Q4_1Format)
+
+}  // namespace gguf
