@@ -84,7 +84,7 @@ def _fake_dequantize(W: Tensor, type: int, m: int, n: int, dtype: torch.dtype | 
 
 def _same_device(op: str, W: Tensor, **others: Tensor) -> None:
     for name, other in others.items():
-        torch._check(
+        torch._check(  # type: ignore[no-untyped-call]
             other.device == W.device,
             lambda name=name, other=other: f"{op}: {name} is on {other.device} and W on {W.device}; wanted: one device",
         )

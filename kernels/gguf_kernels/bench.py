@@ -27,6 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,10 @@ def _chosen(values: Sequence[str], known: Sequence[str], what: str) -> list[str]
 # --- libraries built on demand ----------------------------------------------------------------------------------------
 
 
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-kernels"
+
+
 def _built(source: str, flags: Sequence[str], device: torch.device) -> ctypes.CDLL:
     """A library from baselines/, compiled once for a card and kept in the user's cache. RuntimeError when it cannot."""
     nvcc = shutil.which("nvcc")
@@ -129,10 +134,9 @@ def _built(source: str, flags: Sequence[str], device: torch.device) -> ctypes.CD
         *flags,
     ]
     key = hashlib.sha256(repr((command, (HERE / "baselines" / source).read_bytes())).encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-kernels"
-    library = cache / f"{Path(source).stem}-{key}.so"
+    library = _cache() / f"{Path(source).stem}-{key}.so"
     if not library.exists():
-        cache.mkdir(parents=True, exist_ok=True)
+        library.parent.mkdir(parents=True, exist_ok=True)
         work = library.with_suffix(f".{os.getpid()}")
         done = subprocess.run(
             [*command, str(HERE / "baselines" / source), "-o", str(work)], capture_output=True, text=True, check=False
@@ -177,30 +181,49 @@ class Reader:
 
 
 class Llama:
-    """llama.cpp's decode product for 1 to 8 vectors in bfloat16."""
+    """llama.cpp's decode product for 1 to 8 vectors in bfloat16: a library a type, all compiled at once."""
 
     LACKS = frozenset({"TQ1_0", "TQ2_0"})
+    _ENTRY = "\nvoid ggml_cuda_mul_mat_vec_q(\n"
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, types: Sequence[str]) -> None:
         spec = importlib.util.find_spec("freetoken")
         if spec is None or not spec.submodule_search_locations:
             raise RuntimeError("the package freetoken, whose sources these are, is not installed")
         root = Path(next(iter(spec.submodule_search_locations))) / "kernel" / "csrc" / "ggml"
-        folders = [HERE / "baselines", root / "include", root / "src", root / "ggml-cuda"]
+        kernels, entry, _ = (root / "ggml-cuda" / "mmvq.cu").read_text(encoding="utf-8").partition(self._ENTRY)
+        if not entry:
+            raise RuntimeError(f"{root / 'ggml-cuda' / 'mmvq.cu'} is not as in freetoken 0.2.1")
+        folder = _cache() / f"llama-{hashlib.sha256(kernels.encode()).hexdigest()[:16]}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "mmvq_kernels.cuh").write_text(kernels, encoding="utf-8")
+        folders = [folder, HERE / "baselines", root / "include", root / "src", root / "ggml-cuda"]
         flags = ["-use_fast_math", "--extended-lambda", *(f"-I{folder}" for folder in folders)]
-        self._library = _built("llama.cu", flags, device)
-        self._library.bench_llama_scratch.restype = ctypes.c_int64
+
+        def build(type_name: str) -> ctypes.CDLL:
+            block = block_shape(type_name)[0]
+            own = (f"-DBENCH_TYPE=GGML_TYPE_{type_name}", f"-DBENCH_BLOCK={block}")
+            library = _built("llama.cu", [*flags, *own], device)
+            library.bench_llama_scratch.restype = ctypes.c_int64
+            return library
+
+        wanted = [name for name in types if name not in self.LACKS]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            self._libraries = dict(zip(wanted, pool.map(build, wanted), strict=True))
+
+    def has(self, type_name: str) -> bool:
+        return type_name in self._libraries
 
     def __call__(self, type_name: str, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        library = self._libraries[type_name]
         vectors, cols = x.shape
         rows = weight.shape[0]
-        size = self._library.bench_llama_scratch(ctypes.c_int64(vectors), ctypes.c_int64(cols))
+        size = library.bench_llama_scratch(ctypes.c_int64(vectors), ctypes.c_int64(cols))
         scratch = torch.empty(size, dtype=torch.uint8, device=x.device)
         out = torch.empty(vectors, rows, dtype=torch.bfloat16, device=x.device)
         pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (weight, x, out, scratch)]
         sizes = [ctypes.c_int64(number) for number in (vectors, rows, cols)]
-        number, block = int(gguf_kernels.GGMLType[type_name]), block_shape(type_name)[0]
-        _launched(self._library.bench_llama(number, block, *pointers, *sizes, _stream()), "llama.cpp")
+        _launched(library.bench_llama(*pointers, *sizes, _stream()), "llama.cpp")
         return out
 
 
@@ -247,7 +270,7 @@ def nmse(found: torch.Tensor, wanted: torch.Tensor) -> float:
 def time_cpu(call: Callable[[int], object], copies: int, seconds: float) -> float:
     """Median microseconds of call(0), call(1), ... for about `seconds`."""
     call(0)
-    taken = []
+    taken: list[float] = []
     end = time.perf_counter() + seconds
     while len(taken) < 3 or time.perf_counter() < end:
         begin = time.perf_counter()
@@ -258,7 +281,7 @@ def time_cpu(call: Callable[[int], object], copies: int, seconds: float) -> floa
 
 def time_gpu(call: Callable[[int], object], copies: int, replays: int) -> float:
     """Median microseconds of one call, over replays of a graph that runs call(0) to call(copies - 1)."""
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for index in range(min(copies, 3)):
@@ -271,7 +294,11 @@ def time_gpu(call: Callable[[int], object], copies: int, replays: int) -> float:
             call(index)
     for _ in range(3):
         graph.replay()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(replays)]
+
+    def event() -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    events = [(event(), event()) for _ in range(replays)]
     for begin, end in events:
         begin.record()
         graph.replay()
@@ -286,7 +313,13 @@ class Bench:
     """The products of one device and what they are compared with."""
 
     def __init__(
-        self, device: torch.device, *, replays: int = 60, seconds: float = 0.3, baselines: bool = True
+        self,
+        device: torch.device,
+        *,
+        types: Sequence[str] = (),
+        replays: int = 60,
+        seconds: float = 0.3,
+        baselines: bool = True,
     ) -> None:
         self.device = device
         self.replays = replays
@@ -297,7 +330,7 @@ class Bench:
         self.llama: Llama | None = None
         if baselines and device.type == "cuda":
             try:
-                self.llama = Llama(device)
+                self.llama = Llama(device, types)
             except RuntimeError as err:
                 self.notes.append(f"no llama.cpp baseline: {err}")
         self.cache = 0 if device.type == "cpu" else 4 * torch.cuda.get_device_properties(device).L2_cache_size
@@ -343,18 +376,24 @@ class Bench:
                 if dense is not None:
                     # 3 to 16 times larger than the packed weights, so a few are more than the cache holds
                     denses = [dense, *(dense.clone() for _ in range(max(1, -(-self.cache // (2 * dense.numel())))))]
-                    baselines["dense"] = self._time(
-                        lambda index, xs=xs, denses=denses: xs[index % len(xs)] @ denses[index].T, len(denses)
-                    )
-                if self.llama is not None and type_name not in Llama.LACKS and count <= 8:
+
+                    def already(
+                        index: int, xs: list[torch.Tensor] = xs, denses: list[torch.Tensor] = denses
+                    ) -> torch.Tensor:
+                        return xs[index % len(xs)] @ denses[index].T
+
+                    baselines["dense"] = self._time(already, len(denses))
+                if self.llama is not None and self.llama.has(type_name) and count <= 8:
                     llama = self.llama
                     other = nmse(llama(type_name, weights[0], xs[0]), wanted)
                     if not other <= 1e-3:
                         self.notes.append(f"llama.cpp's {type_name} was left out: NMSE {other:.1e}")
                     else:
-                        baselines["llama.cpp"] = self._time(
-                            lambda index, xs=xs, llama=llama: llama(type_name, weights[index], xs[index]), copies
-                        )
+
+                        def other_way(index: int, xs: list[torch.Tensor] = xs, llama: Llama = llama) -> torch.Tensor:
+                            return llama(type_name, weights[index], xs[index])
+
+                        baselines["llama.cpp"] = self._time(other_way, copies)
             yield Record(
                 op="ggml_mul_mat_vec_a8",
                 type=type_name,
@@ -387,7 +426,11 @@ class Bench:
             error = self._checked("ggml_moe_a8_vec", type_name, product(0)[: shape.top_k], wanted)
             us = self._time(product, copies)
             packed = [weights[index % len(weights)][used[index]] for index in range(copies)]
-            read = self._time(lambda index, packed=packed: self.reader(packed[index]), copies)
+
+            def reading(index: int, packed: list[torch.Tensor] = packed) -> None:
+                self.reader(packed[index])
+
+            read = self._time(reading, copies)
             yield Record(
                 op="ggml_moe_a8_vec",
                 type=type_name,
@@ -427,7 +470,7 @@ def render(records: Sequence[Record]) -> str:
                 each.shape,
                 str(each.vectors),
                 f"{each.us:.1f}",
-                f"{each.gigabytes_a_second:.1f}" if each.gigabytes_a_second < 10 else f"{each.gigabytes_a_second:.0f}",
+                f"{each.gigabytes_a_second:.3g}",
                 "-" if share is None else f"{share:.0%}",
                 *times,
             ]
@@ -530,7 +573,7 @@ def measure(given: argparse.Namespace) -> tuple[dict[str, Any], list[Record]]:
     table = gguf_kernels.capabilities()["cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"]
     types = _chosen([name.upper() for name in given.types], table["ggml_mul_mat_vec_a8"], "--types")
     sets = _chosen(given.shapes or (["small"] if device.type == "cpu" else ["8B", "30B-A3B"]), list(SHAPES), "--shapes")
-    bench = Bench(device, replays=given.replays, baselines=not given.no_baselines)
+    bench = Bench(device, types=types, replays=given.replays, baselines=not given.no_baselines)
     records: list[Record] = []
     with torch.inference_mode():
         for shape in (shape for name in sets for shape in SHAPES[name]):
