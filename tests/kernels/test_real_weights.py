@@ -1,4 +1,4 @@
-"""Real weights: Gemma 3 270M. Its Q8_0 tensors as they are; Q4_0 by the `gguf` package from other tensors."""
+"""Real weights: Gemma 3 270M. Its tensors as they are; other formats encoded by the `gguf` package from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from cases import NMSE_F32
+from cases import NMSE_F32, block_of
 from filelock import FileLock
 from support import require
 from test_products import activations, assert_close, rng_of
@@ -133,22 +133,48 @@ def test_the_whole_embedding_as_an_output_layer(kernels: ModuleType, gemma: dict
         assert_close(found, oracle.mat_vec(weight, "Q8_0", exact), dtype)
 
 
-def test_q4_0_made_from_its_other_tensors(kernels: ModuleType, gemma: dict[str, Weights]) -> None:
-    """A matrix of every shape that the first blocks have, put to Q4_0; then a routed product with blocks as experts."""
+@pytest.mark.slow
+def test_every_quantised_tensor_of_the_file(kernels: ModuleType, gemma: dict[str, Weights]) -> None:
+    """All 127 of them, of four formats, dequantised to the last bit; and of each that is no embedding a product."""
+    seen = set()
+    for name, weights in gemma.items():
+        seen.add(weights.type_name)
+        cols = weights.shape[1]
+        for begin in range(0, len(weights.data), 16384):
+            part = np.array(weights.data[begin : begin + 16384])
+            values = kernels.ggml_dequantize(torch.from_numpy(part), weights.type_name, len(part), cols, torch.float32)
+            assert np.array_equal(values.numpy(), oracle.dequantize(part, weights.type_name)), name
+        if name != "token_embd.weight":  # which has a test of its own
+            whole = np.array(weights.data)
+            x, exact = activations(rng_of(name), 1, cols, "float32")
+            found = kernels.ggml_mul_mat_vec_a8(torch.from_numpy(whole), x, weights.type_name, len(whole))
+            assert_close(found, oracle.mat_vec(whole, weights.type_name, exact), "float32")
+    assert seen == {"Q4_K", "Q5_0", "Q6_K", "Q8_0"}
+
+
+ENCODED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "TQ1_0", "TQ2_0", "MXFP4")  # what the `gguf` package can write
+
+
+@pytest.mark.parametrize(
+    "type_name", [name if name == "Q4_0" else pytest.param(name, marks=pytest.mark.slow) for name in ENCODED]
+)
+def test_others_made_from_its_tensors(kernels: ModuleType, gemma: dict[str, Weights], type_name: str) -> None:
+    """A matrix of every shape that the first blocks have, encoded; then a routed product with blocks as experts."""
     stacks: dict[tuple[int, ...], list[np.ndarray]] = {}
     for name, weights in gemma.items():
-        if "blk." in name and len(stacks.get(weights.shape, ())) < 3:
+        fits = weights.shape[1] % block_of(type_name) == 0
+        if "blk." in name and fits and len(stacks.get(weights.shape, ())) < 3:
             values = gguf.quants.dequantize(np.array(weights.data), gguf.GGMLQuantizationType[weights.type_name])
-            stacks.setdefault(weights.shape, []).append(oracle.encode(values, "Q4_0"))
-    assert len(stacks) >= 3
+            stacks.setdefault(weights.shape, []).append(oracle.encode(values, type_name))
+    assert len(stacks) >= 2
     for (rows, cols), matrices in stacks.items():
         weight = np.stack(matrices)
-        values = kernels.ggml_dequantize(torch.from_numpy(weight[0]), "Q4_0", rows, cols, torch.float32).numpy()
-        assert np.array_equal(values, oracle.dequantize(weight[0], "Q4_0"))
+        values = kernels.ggml_dequantize(torch.from_numpy(weight[0]), type_name, rows, cols, torch.float32).numpy()
+        assert np.array_equal(values, oracle.dequantize(weight[0], type_name))
         x, exact = activations(rng_of(rows, cols), 2, cols, "float32")
-        found = kernels.ggml_mul_mat_vec_a8(torch.from_numpy(weight[0]), x, "Q4_0", rows)
-        wanted = oracle.mat_vec(weight[0], "Q4_0", exact)
+        found = kernels.ggml_mul_mat_vec_a8(torch.from_numpy(weight[0]), x, type_name, rows)
+        wanted = oracle.mat_vec(weight[0], type_name, exact)
         assert_close(found, wanted, "float32")
         ids = torch.tensor([[len(weight) - 1], [0]])
-        found = kernels.ggml_moe_a8_vec(x, torch.from_numpy(weight), ids, 1, "Q4_0", rows, 2)
-        assert oracle.nmse(found.numpy(), oracle.moe_vec(exact, weight, ids.numpy(), 1, "Q4_0")) <= NMSE_F32
+        found = kernels.ggml_moe_a8_vec(x, torch.from_numpy(weight), ids, 1, type_name, rows, 2)
+        assert oracle.nmse(found.numpy(), oracle.moe_vec(exact, weight, ids.numpy(), 1, type_name)) <= NMSE_F32

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 __all__ = ["ALL_TRAPS", "ELSEWHERE", "TRAPS", "Trap"]
 
-ALL_TRAPS = range(1, 19)
-"""The numbers of the project's list of traps; each is in TRAPS or in ELSEWHERE."""
+ALL_TRAPS = range(1, 20)
+"""The numbers of the project's list of traps, and 19, a format's bits misread; each is in TRAPS or in ELSEWHERE."""
 
 _MAT_VEC = "device/mat_vec.cuh"
 _ACTIVATIONS = "device/activations.cuh"
@@ -381,10 +381,78 @@ TRAPS = (
         number=18,
         what="device attributes asked for at each call",
         file=_OPS,
-        old="  const MatVecArgs args = product_args(product, params->out, activations);\n",
-        new="  const MatVecArgs args = product_args(product, params->out, activations);\n"
+        old="  MatVecArgs args = product_args(product, params->out, activations);\n",
+        new="  MatVecArgs args = product_args(product, params->out, activations);\n"
         "  int count = 0;\n  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0);\n",
         tests=("test_memory.py::test_the_launch_layer_neither_allocates_nor_synchronises",),
+    ),
+    Trap(
+        number=19,
+        what="sign of the eighth weight taken as stored",
+        file="formats/decode.cuh",
+        old="static_cast<uint32_t>(__popc(signs)) << 3",
+        new="0u",
+        tests=("test_products.py::test_dequantize_is_exactly_the_gguf_packages",),
+        formats=("IQ2_XXS",),
+    ),
+    Trap(
+        number=19,
+        what="high bits of a scale from its neighbour",
+        file="formats/q3_k.cu",
+        old="(high >> (2 * tile.quarter) & 0x03030303u)",
+        new="(high >> (2 * (tile.quarter / 2)) & 0x03030303u)",
+        tests=("test_products.py::test_dequantize_is_exactly_the_gguf_packages", "test_products.py::test_mul_mat_vec"),
+    ),
+    Trap(
+        number=19,
+        what="high bits of a weight from its neighbour",
+        file="formats/q6_k.cu",
+        old=">> (2 * part);",
+        new=">> part;",
+        tests=("test_products.py::test_dequantize_is_exactly_the_gguf_packages", "test_products.py::test_mul_mat_vec"),
+    ),
+    Trap(
+        number=19,
+        what="minimum of the wrong sixteen",
+        file="device/weights.cuh",
+        old="w.minimum[0] * static_cast<float>(low) + w.minimum[1] * static_cast<float>(x.high)",
+        new="w.minimum[1] * static_cast<float>(low) + w.minimum[0] * static_cast<float>(x.high)",
+        tests=("test_products.py::test_mul_mat_vec",),
+        formats=("Q2_K",),
+    ),
+    Trap(
+        number=19,
+        what="E8M0 of 0 as zero",
+        file="formats/mxfp4.cu",
+        old="((tile.e + 1) & 0xffu) < 2",
+        new="tile.e == 255",
+        tests=("test_products.py::test_dequantize_every_scale_of_8_bits",),
+    ),
+    Trap(
+        number=19,
+        what="E8M0 of 255 as a number",
+        file="formats/mxfp4.cu",
+        old="((tile.e + 1) & 0xffu) < 2",
+        new="tile.e == 0",
+        tests=("test_products.py::test_dequantize_every_scale_of_8_bits",),
+    ),
+    Trap(
+        number=19,
+        what="UE4M3 of 0x7f as a number",
+        file="formats/nvfp4.cu",
+        old=" & ~(special - (special >> 7))",
+        new="",
+        tests=("test_products.py::test_dequantize_every_scale_of_8_bits",),
+    ),
+    Trap(
+        number=19,
+        what="scale rounded with the weight in one step",
+        file="device/dequantize.cuh",
+        old="value = sub_rounded(value, w.minimum[i * Minima / kPartElements]);",
+        new="value = __builtin_fmaf(w.scale[i * Scales / kPartElements], static_cast<float>(byte + kOffset),\n"
+        "                                                -w.minimum[i * Minima / kPartElements]);",
+        tests=("test_products.py::test_dequantize_is_exactly_the_gguf_packages",),
+        formats=("Q5_K",),
     ),
 )
 
