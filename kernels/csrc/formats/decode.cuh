@@ -65,7 +65,8 @@ static __device__ __forceinline__ uint32_t with_signs(uint32_t bytes, uint32_t s
   const uint32_t second = __umul24(signs, 0x810204u) & 0x04040404u;  // bit i in bit 8 i + 2: a byte of `negative`
   return __builtin_amdgcn_perm(negative, bytes, second | 0x03020100u);
 #elif defined(GGUF_NVIDIA_DEVICE)
-  const uint32_t mask = __byte_perm(signs * 0x10204080u, 0, 0xba98);  // bit i in bit 8 i + 7, which fills its byte
+  uint32_t mask;  // bit i in bit 8 i + 7, and then all over its byte, for which the intrinsic has no way to ask
+  asm("prmt.b32 %0, %1, 0, 0xba98;" : "=r"(mask) : "r"(signs * 0x10204080u));
   return (bytes & ~mask) | (negative & mask);
 #else
   const uint32_t mask = (signs * 0x204081u & 0x01010101u) * 0xffu;
