@@ -71,6 +71,7 @@ def test_types_are_those_of_the_gguf_package(kernels: ModuleType) -> None:
     assert set(kernels.GGMLType.__members__) == quantised
 
 
+@pytest.mark.slow
 def test_without_native_libraries_the_import_says_so(package: Path, tmp_path: Path) -> None:
     source = tmp_path / "gguf_kernels"
     (source / "lib").mkdir(parents=True)
