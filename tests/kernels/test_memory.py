@@ -180,6 +180,20 @@ def test_experts_past_2_to_the_31_bytes(kernels: ModuleType, type_name: str) -> 
     assert_close(found, oracle.moe_vec(values, some.numpy(), np.array([[0, 1, 2]]), 3, type_name), "float32")
 
 
+def test_256_experts_of_more_than_16_megabytes(kernels: ModuleType) -> None:
+    """Trap 3 as models meet it: real sizes, the last expert past 2^32 bytes, memory for two experts."""
+    experts, rows, cols = 256, 2048, 7936
+    size = oracle.row_bytes("Q8_0", cols)
+    assert rows * size > 16.5e6 and (experts - 1) * rows * size > 2**32
+    weight = Sparse(experts * rows * size).tensor.reshape(experts, rows, size)
+    some = oracle.random_blocks(rng_of(), "Q8_0", 1, rows, cols)
+    weight[255] = torch.from_numpy(some[0])
+    x, values = activations(rng_of(), 1, cols, "float32")
+    found = kernels.ggml_moe_a8_vec(x, weight, torch.tensor([[255, 1]]), 2, "Q8_0", rows, 1)
+    assert_close(found[:1], oracle.mat_vec(some[0], "Q8_0", values), "float32")
+    assert (found[1] == 0).all()
+
+
 @by_format
 def test_dequantize_past_2_to_the_31_elements(bare: NativeLibrary, type_name: str) -> None:
     """Trap 3: the last blocks of more than 2^32 elements, in memory that exists only where it is touched."""
