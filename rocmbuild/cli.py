@@ -7,11 +7,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocmbuild import __version__, audit_cli, console, staging_cli
-from rocmbuild.errors import InputError, RocmbuildError
+from rocmbuild.errors import EnvironmentFailure, InputError, RocmbuildError
 from rocmbuild.toolchain_cli import add_commands
+
+if TYPE_CHECKING:
+    from rocmbuild.config import Config
 
 __all__ = ["main"]
 
@@ -59,6 +62,15 @@ def _build(args: argparse.Namespace) -> int:
     from rocmbuild.config import load_config
 
     config = load_config(args.project, settings=_settings(args), environ=os.environ)
+    if args.explain:
+        return _explain(config, as_json=args.json)
+    if args.in_place:
+        report, ran = pipeline.build_in_place(config, os.environ)
+        if args.json:
+            console.out_json({"build_dir": str(config.build_dir), "commands_run": ran, "audit": report.to_json()})
+        else:
+            audit_cli.show(report)
+        return 0
     built = pipeline.build_wheel(config, args.out.resolve(), os.environ)
     if args.json:
         console.out_json(
@@ -68,6 +80,63 @@ def _build(args: argparse.Namespace) -> int:
         return 0
     audit_cli.show(built.report)
     console.out(f"\n{built.path}")
+    return 0
+
+
+def _explain(config: Config, *, as_json: bool) -> int:
+    """Every setting with its source, and what the machine makes of those that are left to it."""
+    from rocmbuild.build.jobs import MEMORY, choose_jobs, read_machine
+    from rocmbuild.explain import explain
+    from rocmbuild.toolchain.discover import find_toolchain
+    from rocmbuild.toolchain.torch_sdk import find_torch_sdk
+
+    settings = explain(config)
+    jobs = choose_jobs(read_machine(), MEMORY)
+    found: dict[str, dict[str, Any]] = {"jobs": {"value": config.jobs or jobs.count, "because": jobs.reason}}
+    if config.jobs:
+        found["jobs"]["because"] = config.sources["jobs"]
+    try:
+        if "rocm" in config.platforms:
+            toolchain = find_toolchain(spec=config.toolchain, environ=os.environ)
+            found["toolchain"] = {"value": toolchain.name, "because": f"{toolchain.origin}: {toolchain.prefix}"}
+        sdk = find_torch_sdk(wanted=config.torch_sdk)
+        found["torch-sdk"] = {"value": sdk.version, "because": f"{sdk.origin}: {sdk.include.parent}"}
+    except EnvironmentFailure as err:  # said, and no reason not to tell the rest
+        found["missing"] = {"value": "", "because": err.message}
+    if as_json:
+        console.out_json({"project": str(config.project), "settings": [s.to_json() for s in settings], "found": found})
+        return 0
+    rows = [(s.name, s.text, s.source, "; ".join(f"{o.at} = {o.value}" for o in s.overrides)) for s in settings]
+    console.out(console.table(("setting", "value", "from", "overrides"), rows))
+    console.out()
+    console.out(console.table(("found", "value", "because"), [(name, *f.values()) for name, f in found.items()]))
+    return 0
+
+
+def _matrix(args: argparse.Namespace) -> int:
+    from rocmbuild.config import load_config
+    from rocmbuild.matrix import make_matrix
+
+    config = load_config(args.project, settings=_settings(args), environ=os.environ)
+    if config.targets is None:
+        raise InputError(
+            f"no target: neither --targets, {config.arch_env} nor tool.rocmbuild.targets names one",
+            hint="rocmbuild matrix --targets rdna4",
+        )
+    console.out_json(make_matrix(config, config.targets, torch=args.torch or (), toolchains=args.toolchain or ()))
+    return 0
+
+
+def _init(args: argparse.Namespace) -> int:
+    from rocmbuild.init import create, project_name
+
+    name = project_name(args.folder, args.name)
+    files = create(args.folder, name)
+    if args.json:
+        console.out_json({"name": name, "folder": str(args.folder.resolve()), "files": files})
+        return 0
+    console.out("\n".join(files))
+    console.note(f"rocmbuild: {name} is ready; next: rocmbuild build {args.folder} --targets gfx1201")
     return 0
 
 
@@ -145,7 +214,20 @@ def _parser() -> argparse.ArgumentParser:
     project(build)
     build.add_argument("--platforms", metavar="P", help="rocm, host")
     build.add_argument("-o", "--out", type=Path, default=Path("dist"), metavar="DIR", help="folder of the wheel (dist)")
+    build.add_argument("--explain", action="store_true", help="tell where each setting comes from, and build nothing")
+    build.add_argument("--in-place", action="store_true", help="build what an editable install loads, and no wheel")
     build.add_argument("-v", "--verbose", action="store_true", help="show the commands")
+
+    matrix = command("matrix", _matrix, "print the jobs of a build farm as JSON: targets, torch, toolchains")
+    project(matrix)
+    matrix.add_argument("--torch", action="append", metavar="V", help="a version or range of torch (more than once)")
+    matrix.add_argument(
+        "--toolchain", action="append", metavar="T", help="a toolchain's name or range (more than once)"
+    )
+
+    init = command("init", _init, "make a new project: kernels, an operator, a test")
+    init.add_argument("folder", nargs="?", type=Path, default=Path(), metavar="DIR")
+    init.add_argument("--name", metavar="NAME", help="the name of its package (the folder's)")
 
     audit_cli.add_commands(command)
 

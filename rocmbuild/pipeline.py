@@ -38,6 +38,7 @@ __all__ = [
     "Built",
     "Prepared",
     "build_editable",
+    "build_in_place",
     "build_sdist",
     "build_wheel",
     "compile_project",
@@ -48,27 +49,7 @@ __all__ = [
 ]
 
 LOADER = "_rocmbuild_loader.py"
-_FINDER = '''\
-"""Finds what rocmbuild built for an editable install: libraries live in the build folder."""
-import sys
-from importlib.machinery import ModuleSpec, PathFinder
-
-PLACES = {places!r}
-
-
-class Finder:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name in PLACES:  # a folder that the checkout does not have
-            spec = ModuleSpec(name, None, is_package=True)
-            spec.submodule_search_locations = [PLACES[name]]
-            return spec
-        place = PLACES.get(name.rpartition(".")[0])
-        return PathFinder.find_spec(name, [place]) if place else None
-
-
-sys.meta_path.append(Finder)
-'''
+INPUTS = "inputs.json"  # in the build folder: the sources of an editable install, with their times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -565,6 +546,7 @@ def _build(
         return _build_wrapped(config, out, environ, hook=hook)
     with locked(config.build_dir):
         began = time.time_ns()
+        times = _input_times(config) if hook == "build_editable" else {}
         prepared = prepare(config, environ)
         mark_build(config.build_dir, config.project, editable=hook == "build_editable")
         ran, record = compile_project(prepared, environ)
@@ -594,6 +576,8 @@ def _build(
                 hint=f"`rocmbuild audit {path}` shows what is inside",
             )
         write_atomic(out / path.name, path.read_bytes())
+        if times:
+            write_atomic(config.build_dir / INPUTS, _json(times))
         _remember(prepared, hook, environ, path, began=began)
         return Built(path=out / path.name, report=report, record=record, ran=ran)
 
@@ -604,6 +588,8 @@ def _remember(prepared: Prepared, hook: str, environ: Mapping[str, str], path: P
     tools = [prepared.cxx[0], *([prepared.nvcc] if prepared.nvcc else [])]
     if toolchain:
         tools += [str(toolchain.clang), str(toolchain.bundler), str(toolchain.device_libs)]
+    if hook == "build_editable":  # its libraries are not in the wheel
+        tools += [str(prepared.build_dir / library.built) for library in prepared.plan.libraries]
     fresh.remember(
         prepared.config,
         hook,
@@ -654,16 +640,88 @@ def build_editable(config: Config, out: Path, environ: MutableMapping[str, str])
     return _build(config, out, environ, hook="build_editable", added=_finder_members)
 
 
+def _editable_settings(config: Config) -> list[str]:
+    """The config settings that build again what an editable install was built for, whatever the variables say then."""
+    given = {name: text for name, text in config.settings if name not in ("editable-rebuild", "verbose")}
+    given["build-dir"] = str(config.build_dir)
+    if config.targets and config.sources["targets"] != "pyproject.toml":
+        given["targets"] = ",".join(config.targets.names)
+    if config.launcher != "none":
+        given["launcher"] = config.launcher
+    return [f"{name}={text}" for name, text in sorted(given.items())]
+
+
+def _input_times(config: Config) -> dict[str, list[int | None]]:
+    """[size, time in ns] of every file that the libraries are built from, and the time of the folders they lie in."""
+    from rocmbuild.staging.sources import collect
+
+    globs, include_dirs = _globs(config)
+    paths = [
+        config.project / file.path for file in collect(config.project, globs=globs, include_dirs=include_dirs).files
+    ]
+    paths.append(config.project / "pyproject.toml")
+    folders = {folder for path in paths[:-1] for folder in (path.parent, *path.parents) if folder != config.project}
+    times: dict[str, list[int | None]] = {}
+    for path in paths:
+        info = path.stat()
+        times[str(path)] = [info.st_size, info.st_mtime_ns]
+    for folder in folders:
+        if folder.is_relative_to(config.project):
+            times[str(folder)] = [None, folder.stat().st_mtime_ns]
+    return times
+
+
 def _finder_members(prepared: Prepared) -> dict[str, bytes]:
     """A finder for the folders that hold built libraries; the loader is put beside these."""
+    places = _put_loaders(prepared)
+    config = prepared.config
+    facts = {
+        "places": places,
+        "project": str(config.project),
+        "inputs": str(config.build_dir / INPUTS),
+        "settings": _editable_settings(config),
+        "rebuild": config.editable_rebuild,
+    }
+    text = (Path(__file__).parent / "build" / "finder.py").read_text(encoding="utf-8")
+    head, _, rest = text.partition("FACTS: dict[str, Any] = {")
+    text = f"{head}FACTS: dict[str, Any] = {facts!r}\n{rest.partition(chr(10))[2]}"
+    name = "_rocmbuild_editable_" + hashlib.sha256(str(config.project).encode()).hexdigest()[:8]
+    return {f"{name}.py": text.encode(), f"{name}.pth": f"import {name}\n".encode()}
+
+
+def _put_loaders(prepared: Prepared) -> dict[str, str]:
+    """Put the loader beside the libraries in the build folder; the folders by their package."""
     loader = (Path(__file__).parent / "build" / "loader.py").read_bytes()
     places: dict[str, str] = {}
     for library in prepared.plan.libraries:
         folder = (prepared.build_dir / library.built).parent
         _write(folder / LOADER, loader)
         places[library.extension.rpartition(".")[0]] = str(folder)
-    name = "_rocmbuild_editable_" + hashlib.sha256(str(prepared.config.project).encode()).hexdigest()[:8]
-    return {f"{name}.py": _FINDER.format(places=places).encode(), f"{name}.pth": f"import {name}\n".encode()}
+    return places
+
+
+def build_in_place(config: Config, environ: MutableMapping[str, str]) -> tuple[AuditReport, int]:
+    """Build and audit the libraries in the build folder, for an editable install that points there; no wheel.
+
+    Returns the audit and the number of commands that ran.
+    """
+    from rocmbuild.audit.report import audit
+
+    with locked(config.build_dir):
+        times = _input_times(config)
+        prepared = prepare(config, environ)
+        ran, record = compile_project(prepared, environ)
+        libraries = sorted(config.build_dir / library.built for library in prepared.plan.libraries)
+        targets = prepared.targets.names if prepared.targets else ()
+        objdump = prepared.toolchain.objdump if prepared.toolchain else None
+        report = audit(libraries, record=record, targets=targets, rules=config.audit, objdump=objdump)
+        if not report.ok:
+            raise CheckError(
+                "the audit refuses these libraries:\n" + "\n".join(str(finding) for finding in report.findings)
+            )
+        _put_loaders(prepared)
+        write_atomic(config.build_dir / INPUTS, _json(times))
+        return report, ran
 
 
 def metadata(config: Config, out: Path, environ: Mapping[str, str]) -> str:

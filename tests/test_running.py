@@ -15,7 +15,6 @@ from support import needs_toolchain, require
 from rocmbuild.build.front import compiles_hip, expanded
 from rocmbuild.toolchain.model import Toolchain
 
-PROJECTS = Path(__file__).parent / "projects"
 KERNEL = """#include <hip/hip_runtime.h>
 __global__ void scale(float* y, float a) { y[threadIdx.x] *= a; }
 void launch(float* y) { scale<<<1, 32>>>(y, 2.0f); }
@@ -142,19 +141,3 @@ def test_no_command_and_a_missing_one(tmp_path: Path) -> None:
     assert done.returncode == 3
     assert "no-such-program was not found" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-@needs_toolchain
-def test_a_cmake_project_through_scikit_build_core(tmp_path: Path) -> None:
-    """An unchanged CMake project with the HIP language: its own front end, its own flags, our compilers and audit."""
-    if not shutil.which("cmake"):
-        require("cmake")
-    project = tmp_path / "project"
-    shutil.copytree(PROJECTS / "cmake_hip", project)
-    words = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", "dist", "."]
-    done = run(project, "--targets", "gfx1201", "--json", "--audit", "dist/*.whl", "--", *words)
-    assert done.returncode == 0, done.stderr
-    audit = json.loads(done.stdout)["audit"]
-    assert audit["compiled"]["targets"] == audit["emitted"]["targets"] == ["gfx1201"]
-    assert audit["compiled"]["device_commands"] == 2
