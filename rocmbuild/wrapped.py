@@ -92,10 +92,16 @@ class _Job:
             *((str(folder), "{torch-hip}") for folder in self.include[:1]),
             (str(self.build_dir), "{build}"),
             (str(self.toolchain.prefix), "{toolchain}"),
-            *((str(Path(site) / "torch"), "{torch}") for site in site_folders()),
-            (sysconfig.get_paths()["include"], "{python}/include"),
-            (sys.prefix, "{python}"),
+            *_places(),
         )
+
+
+def _places() -> tuple[tuple[str, str], ...]:
+    return (
+        *((str(Path(site) / "torch"), "{torch}") for site in site_folders()),
+        (sysconfig.get_paths()["include"], "{python}/include"),
+        (sys.prefix, "{python}"),
+    )
 
 
 def is_wrapped(config: Config) -> bool:
@@ -119,6 +125,7 @@ def _settings(config: Config, toolchain: Toolchain | None, include: Sequence[Pat
         "project": str(config.project),
         "torch": _release(installed_torch()),
         "hip_version": hip,
+        "path": [word for word in sys.path if word and word != str(config.build_dir / "py")],
     }
     path = config.build_dir / "wrapped.json"
     write_atomic(path, json.dumps(settings, indent=2).encode())
@@ -161,12 +168,29 @@ def _environment(job: _Job, front: Front) -> dict[str, str]:
 
 
 def run_plain(hook: str, config: Config, out: Path, environ: Mapping[str, str]) -> str:
-    """A hook that compiles nothing (metadata, sdist), for a setup.py that wants torch's ROCm way all the same."""
+    """A hook that compiles nothing (metadata, sdist), for a setup.py that wants torch's ROCm way all the same.
+
+    Metadata is kept, and given again where nothing has changed that setup.py could see.
+    """
     nothing = config.build_dir / "no-rocm"
     nothing.mkdir(parents=True, exist_ok=True)
     env = {**environ, "ROCM_HOME": str(nothing), "FORCE_CUDA": environ.get("FORCE_CUDA", "1")}
-    settings = _settings(config, None, [])
-    return run_wrapped_hook(hook, _copy(config), out, settings=settings, work=config.build_dir, env=env)
+    settings, copy = _settings(config, None, []), _copy(config)
+    if hook != "prepare_metadata_for_build_wheel":
+        return run_wrapped_hook(hook, copy, out, settings=settings, work=config.build_dir, env=env)
+    kept = config.build_dir / "metadata"
+    place = kept / _state(config, environ, _places(), [hook, installed_torch()])
+    if not place.is_dir():
+        shutil.rmtree(kept, ignore_errors=True)
+        new = kept / "new"
+        made = run_wrapped_hook(hook, copy, new, settings=settings, work=config.build_dir, env=env)
+        for other in new.iterdir():
+            if other.name != made:
+                shutil.rmtree(other)  # setuptools leaves its .egg-info too
+        new.rename(place)
+    (info,) = place.iterdir()
+    shutil.copytree(info, out / info.name, dirs_exist_ok=True)
+    return info.name
 
 
 def build_wrapped(
@@ -205,7 +229,9 @@ def build_wrapped(
     )
     _copy(config)
     wheels, stamp = config.build_dir / "wheel" / hook, config.build_dir / f"{hook}.json"
-    state = _state(job)
+    tools = [toolchain.identity(), sdk.digest, sdk.version, cxx]
+    asked = [hook, list(targets.names), targets.source, config.debug, *tools]
+    state = _state(config, environ, job.places(), asked)
     known = _known(stamp, state, wheels)
     if known:
         path, ran = known, 0
@@ -222,22 +248,18 @@ def build_wrapped(
     return WrappedBuild(path=out / path.name, report=report, record=record, ran=ran)
 
 
-def _state(job: _Job) -> str:
-    """A digest of all that setup.py can see: the copy, the environment, the packages, the tools."""
-    state = hashlib.sha256()
-    for path in sorted(job.copy.rglob("*")):
+def _state(config: Config, environ: Mapping[str, str], places: Sequence[tuple[str, str]], asked: Sequence[Any]) -> str:
+    """A digest of what was asked for and of all that setup.py can see: the copy, the environment, the packages."""
+    state, copy = hashlib.sha256(), config.build_dir / "py"
+    for path in sorted(copy.rglob("*")):
         if path.is_file():
-            state.update(f"{path.relative_to(job.copy)}\0{path.stat().st_mode & 0o111}\0".encode())
+            state.update(f"{path.relative_to(copy)}\0{path.stat().st_mode & 0o111}\0".encode())
             state.update(hashlib.sha256(path.read_bytes()).digest())
     seen = {
-        name: value
-        for name, value in job.environ.items()
-        if name not in _UNREAD and not name.startswith(_UNREAD_PREFIXES)
+        name: value for name, value in environ.items() if name not in _UNREAD and not name.startswith(_UNREAD_PREFIXES)
     }
-    tools = [job.toolchain.identity(), job.sdk.digest, job.sdk.version, job.cxx, sys.version, packages(), _own_code()]
-    asked = [job.hook, list(job.targets.names), job.targets.source, job.config.debug, str(job.copy)]
-    known = json.dumps([tools, asked, seen], sort_keys=True)
-    for old, new in job.places():
+    known = json.dumps([list(asked), sys.version, packages(), _own_code(), seen], sort_keys=True)
+    for old, new in places:
         known = known.replace(old, new)
     state.update(known.encode("utf-8", "surrogateescape"))
     return state.hexdigest()
@@ -347,15 +369,15 @@ def _identity(job: _Job) -> str:
 
 
 def _forget(results: Path, used: set[str]) -> None:
-    """Remove results that this build did not use: those of links at once, the others when they are old."""
-    for path in results.glob("*.json"):
-        if path.stem not in used and (not json.loads(path.read_bytes()).get("read") or _old(path)):
+    """Remove what this build did not use: results of links and what killed compilers left; the rest when it is old."""
+    for path in results.iterdir() if results.is_dir() else []:
+        if path.suffix not in {".json", ".out"}:
             path.unlink(missing_ok=True)
-            path.with_suffix(".out").unlink(missing_ok=True)
-
-
-def _old(path: Path) -> bool:
-    return time.time() - path.stat().st_mtime > _KEPT_SECONDS
+        elif path.suffix == ".json" and path.stem not in used:
+            old = time.time() - path.stat().st_mtime > _KEPT_SECONDS
+            if old or not json.loads(path.read_bytes()).get("read"):
+                path.unlink(missing_ok=True)
+                path.with_suffix(".out").unlink(missing_ok=True)
 
 
 def _audited(paths: Sequence[Path], job: _Job, record: Mapping[str, Any], *, show: Path) -> AuditReport:

@@ -47,10 +47,9 @@ def run_wrapped_hook(
     out.mkdir(parents=True, exist_ok=True)
     result = work / "hook-result.json"
     result.unlink(missing_ok=True)
-    path = os.pathsep.join([word for word in sys.path if word and word != str(copy)])
     words = [sys.executable, wrapped_hook.__file__, str(settings), hook, str(out), str(result)]
     what = f"setup.py ({hook})"
-    env = {**env, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}
+    env = {**env, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}
     lines: list[str] = []
     if verbose:
         status = process.stream(words, what=what, cwd=copy, env=env, errors_only=True)

@@ -6,7 +6,8 @@ torch.utils.cpp_extension decides at its import between CUDA and HIP. As cross-c
 of the target are given before that import, in this process alone: torch.version.hip, a CUDA check and a card that say
 yes, and ROCM_HOME. A ROCm build of torch gives its own. SETTINGS.json: `hip` (a version), `include` (folders that go
 before torch's own), `compile` (false: extensions are what setup.py says and nothing is converted, for metadata and
-sdists), and what rocmbuild.build.wrapped.check_sources takes.
+sdists), `path` (sys.path; PYTHONPATH stays what a front end made of it for its isolation), and what
+rocmbuild.build.wrapped.check_sources takes.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def main(words: list[str]) -> int:
     with open(words[0], encoding="utf-8") as file:  # noqa: PTH123
         settings = json.load(file)
     hook, out, result = words[1:4]
+    sys.path[:] = settings["path"]
     from rocmbuild.errors import RocmbuildError
 
     prepare(settings, {"sources": [], "include_dirs": []})
