@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
+from dataclasses import dataclass, field
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -194,49 +197,117 @@ def _held(wheel: Path, *, kernels: str, units: int, targets: tuple[str, ...] = (
     return dict(evidence)
 
 
-def from_index(name: str, version: str, digest: str, folder: Path) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class Public:
+    """A public CUDA extension project: an sdist of the package index, unchanged but for its build backend.
+
+    environ: the project's own switches. units: its HIP compilations. kernels: text in the name of one of its kernels.
+    refused: for a project whose sources cannot be HIP, place -> words that are told there.
+    """
+
+    name: str
+    version: str
+    sha256: str
+    shows: str
+    environ: dict[str, str] = field(default_factory=dict)
+    units: int = 0
+    kernels: str = ""
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+PUBLIC = {
+    project.name: project
+    for project in (
+        Public(
+            name="nerfacc",
+            version="0.5.3",
+            sha256="01850cbbd71b6aeab059cbfb695755f8b6604f3fdfe48c44925b4b97c0c324db",
+            shows="four .cu files, at::cuda streams, thrust iterators and cub behind a macro, distutils without ninja",
+            units=4,
+            kernels="scan",
+        ),
+        Public(
+            name="torch-cluster",
+            version="1.6.3",
+            sha256="78d5a930a5bbd0d8788df8c6d66addd68d6dd292fe3edb401e3dacba26308152",
+            shows="seven .cu files in seven extensions with C++ files of the same names, at::cuda streams",
+            environ={"FORCE_ONLY_CUDA": "1"},  # without the CPU twin of each extension
+            units=7,
+            kernels="radius",
+        ),
+        Public(
+            name="causal-conv1d",
+            version="1.7.0",
+            sha256="3202758494eaa7b597ce1c282dfa188889506bfcb92cad3c407d26736bfcd32b",
+            shows="three .cu files, warp shuffles, hipCUB, a branch of its own for ROCm that asks hipcc for a version "
+            "and takes targets from HIP_ARCHITECTURES",
+            environ={"CAUSAL_CONV1D_FORCE_BUILD": "TRUE"},  # without a look for a wheel on the network
+            units=3,
+            kernels="causal_conv1d",
+        ),
+        Public(
+            name="torch-scatter",
+            version="2.1.2",
+            sha256="69b3aa435f2424ac6a1bfb6ff702da6eb73b33ca0db38fb26989c74159258e47",
+            shows="shuffles: their overloads for at::Half pass on a mask of 32 bits, which HIP 7 refuses",
+            refused={"csrc/cuda/utils.cuh:12:10": "__shfl_up_sync", "csrc/cuda/utils.cuh:18:10": "__shfl_down_sync"},
+        ),
+        Public(
+            name="torch-sparse",
+            version="0.6.18",
+            sha256="2f14c510a6e93f404c6ea357210615b3c15a71731f9dbd86f25434e34fb5a741",
+            shows="the same, in another file",
+            refused={"csrc/cuda/utils.cuh:11:10": "__shfl_sync", "csrc/cuda/utils.cuh:17:10": "__shfl_down_sync"},
+        ),
+        Public(
+            name="torch-harmonics",
+            version="0.8.0",
+            sha256="b44340184416283a3636640a9050c2187515d6bd9858fa0421b048b66465f773",
+            shows="a mask of 32 bits behind a macro of a header",
+            environ={"FORCE_CUDA_EXTENSION": "1"},
+            refused={"csrc/attention/attention_utils.cuh:155:16": "FULL_MASK"},
+        ),
+    )
+}
+
+
+def from_index(pinned: Public, folder: Path) -> Path:
     """A public project's sdist of a pinned version, unpacked, with no change but the build backend."""
-    words = ["download", "--quiet", "--no-deps", "--no-build-isolation", "--no-binary", ":all:", f"{name}=={version}"]
+    words = ["download", "--quiet", "--no-deps", "--no-build-isolation", "--no-binary", ":all:"]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", *words, "-d", folder], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "pip", *words, f"{pinned.name}=={pinned.version}", "-d", folder],
+        env={**os.environ, "CAUSAL_CONV1D_SKIP_CUDA_BUILD": "TRUE"},  # pip asks setup.py for metadata, without a card
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
-        require(f"the sdist of {name} {version} from pip's index:\n{done.stderr}")
+        require(f"the sdist of {pinned.name} {pinned.version} from pip's index:\n{done.stderr}")
     (sdist,) = folder.glob("*.tar.gz")
-    assert hashlib.sha256(sdist.read_bytes()).hexdigest() == digest
+    assert hashlib.sha256(sdist.read_bytes()).hexdigest() == pinned.sha256
     shutil.unpack_archive(sdist, folder, "gztar")
     (project,) = (path for path in folder.iterdir() if path.is_dir())
-    assert not (project / "pyproject.toml").exists()
-    (project / "pyproject.toml").write_text(PYPROJECT)
+    kept = project / "pyproject.toml"
+    text = kept.read_text() if kept.exists() else ""
+    changed = re.sub(r"(?m)^\s*build-backend\s*=.*$", 'build-backend = "rocmbuild.build_meta"', text)
+    kept.write_text(changed if text else PYPROJECT)
     return project
 
 
-SCATTER = ("torch-scatter", "2.1.2", "69b3aa435f2424ac6a1bfb6ff702da6eb73b33ca0db38fb26989c74159258e47")
-SPARSE = ("torch-sparse", "0.6.18", "2f14c510a6e93f404c6ea357210615b3c15a71731f9dbd86f25434e34fb5a741")
-SPLINE = ("torch-spline-conv", "1.2.2", "ed45a81da29f774665dbdd4709d7e534cdf16d2e7006dbd06957f35bd09661b2")
+IN_CI = ("nerfacc",)
+"""Those whose compilation is worth CI's time; the others take minutes of two processors each."""
 
 
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
 @pytest.mark.usefixtures("torch_here")
-@pytest.mark.parametrize(
-    ("pinned", "places"),
-    [
-        (SCATTER, {"csrc/cuda/utils.cuh:12:10": "__shfl_up_sync", "csrc/cuda/utils.cuh:18:10": "__shfl_down_sync"}),
-        (SPARSE, {"csrc/cuda/utils.cuh:11:10": "__shfl_sync", "csrc/cuda/utils.cuh:17:10": "__shfl_down_sync"}),
-    ],
-    ids=["torch-scatter", "torch-sparse"],
-)
-def test_a_public_project_that_rocm_7_refuses_is_told_so_by_line(
-    tmp_path: Path, cache: Path, pinned: tuple[str, str, str], places: dict[str, str]
-) -> None:
-    """Shuffles (3 and 4 .cu files): their overloads for at::Half pass on a mask of 32 bits, which HIP 7 refuses."""
-    project = from_index(*pinned, tmp_path)
-    done = build(project, tmp_path / "dist", cache)
-    assert done.returncode == 1
-    for place, name in places.items():
-        assert any(place in line and name in line and "64 bits" in line for line in done.stderr.splitlines()), (
+@pytest.mark.parametrize("name", [name for name, project in PUBLIC.items() if project.refused])
+def test_a_public_project_that_rocm_7_refuses_is_told_so_by_line(tmp_path: Path, cache: Path, name: str) -> None:
+    done = build(from_index(PUBLIC[name], tmp_path), tmp_path / "dist", cache)
+    assert done.returncode == 1, done.stderr
+    for place, call in PUBLIC[name].refused.items():
+        assert any(place in line and call in line and "64 bits" in line for line in done.stderr.splitlines()), (
             done.stderr
         )
     assert "static assertion" not in done.stderr
@@ -244,18 +315,121 @@ def test_a_public_project_that_rocm_7_refuses_is_told_so_by_line(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("ROCMBUILD_TEST_PUBLIC"), reason="minutes; `nox -s wrapped` runs it")
 @needs_toolchain
 @needs_torch_sdk
 @pytest.mark.usefixtures("torch_here", "math")
-def test_a_public_project_with_streams_becomes_a_wheel(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", [name for name, project in PUBLIC.items() if project.units])
+def test_a_public_project_becomes_a_wheel(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """torch-spline-conv: at::cuda::getCurrentCUDAStream, kernels for float and double; two .cu files of seven units."""
-    monkeypatch.setenv("FORCE_ONLY_CUDA", "1")  # the project's own switch: without the CPU twin of each extension
-    done = build(from_index(*SPLINE, tmp_path), tmp_path / "dist", cache)
+    if name not in IN_CI and not os.environ.get("ROCMBUILD_TEST_PUBLIC"):
+        pytest.skip("minutes; `nox -s wrapped` runs it")
+    for variable, value in PUBLIC[name].environ.items():
+        monkeypatch.setenv(variable, value)
+    done = build(from_index(PUBLIC[name], tmp_path), tmp_path / "dist", cache)
     assert done.returncode == 0, done.stderr
-    _held(Path(json.loads(done.stdout)["wheel"]), kernels="spline_basis", units=2)
+    _held(Path(json.loads(done.stdout)["wheel"]), kernels=PUBLIC[name].kernels, units=PUBLIC[name].units)
+
+
+def ran(cache: Path) -> list[str]:
+    """What the last run of setup.py had to compile or link, by the names of outputs, and what that run was."""
+    (record,) = cache.glob("builds/project-*/record.json")
+    commands = json.loads(record.read_text())["commands"]
+    return sorted(Path(command["output"]).name.split(".")[0] for command in commands if not command["cached"])
+
+
+@pytest.fixture(scope="session")
+def links(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
+    """Wheels for PIP_FIND_LINKS: rocmbuild, and a torch of a version of its own that stands for the one of the tests.
+
+    The latter holds a path to the site folder of the real one, so that isolated builds need not fetch it.
+    """
+    folder = tmp_path_factory.mktemp("links")
+    source = folder / "source"
+    shutil.copytree(root / "rocmbuild", source / "rocmbuild", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(root / name, source)
+    words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder), str(source)]
+    subprocess.run([sys.executable, "-m", "pip", *words], check=True)
+    site = Path(str(find_spec("torch").origin)).parent.parent  # type: ignore[union-attr]
+    info = f"torch-{RELEASE}.dist-info"
+    members = {
+        "torch_of_the_tests.pth": f"{site}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {RELEASE}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(folder / f"torch-{RELEASE}-py3-none-any.whl", "w") as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+        rows = "".join(f"{name},,\n" for name in [*members, f"{info}/RECORD"])
+        archive.writestr(f"{info}/RECORD", rows)
+    return folder
+
+
+RELEASE = f"{metadata.version('torch').partition('+')[0]}+here" if find_spec("torch") else ""
+
+
+@pytest.mark.slow
+@needs_toolchain
+@needs_torch_sdk
+@pytest.mark.usefixtures("torch_here", "math")
+def test_front_ends_isolated_and_editable_compile_only_what_changed(
+    tmp_path: Path, cache: Path, links: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip and build with isolation, whose folders differ each time; then one edit; then nothing; then editable."""
+    project = sample(tmp_path)
+    before = digest_tree(project)
+    pyproject = f'requires = ["rocmbuild", "torch=={RELEASE}"]'
+    (project / "pyproject.toml").write_text(PYPROJECT.replace('requires = ["rocmbuild", "torch"]', pyproject))
+    mine = tmp_path / "cache"
+    mine.mkdir()
+    (mine / "torch-hip").symlink_to(cache / "torch-hip")
+    (cache / "torch-hip").mkdir(exist_ok=True)
+    monkeypatch.setenv("ROCMBUILD_CACHE_DIR", str(mine))
+    monkeypatch.setenv("FREETOKEN_ROCM_ARCH", "gfx1201")
+    monkeypatch.setenv("MAX_JOBS", "2")
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{os.environ.get('PIP_FIND_LINKS', '')} {links}".strip())
+
+    def front_end(*words: str) -> None:
+        done = subprocess.run([sys.executable, "-m", *words], cwd=project, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    front_end("pip", "wheel", "--no-deps", "-w", "../pip", ".")
+    assert ran(mine) == ["_C", "offset", "scale"]
+    (by_pip,) = (tmp_path / "pip").glob("*.whl")
+    _held(by_pip, kernels="offset_kernel", units=2)
+    front_end("build", "--wheel", "-o", "../build", ".")
+    assert ran(mine) == []
+    (by_build,) = (tmp_path / "build").glob("*.whl")
+    with zipfile.ZipFile(by_pip) as one, zipfile.ZipFile(by_build) as other:
+        (library,) = [name for name in one.namelist() if name.endswith(".so")]
+        assert one.read(library) == other.read(library)
+        assert b"pip-build-env" not in one.read(library)
+    (project / "csrc/offset.cuh").write_text("#pragma once\nconstexpr float kOffset = 2.0f;\n")
+    front_end("rocmbuild", "build", ".", "-o", "../three")
+    assert ran(mine) == ["_C", "offset"]
+    (records,) = mine.glob("builds/project-*/front/records")
+    seen = sorted(records.iterdir())
+    front_end("rocmbuild", "build", ".", "-o", "../four")
+    assert sorted(records.iterdir()) == seen  # setup.py was not run at all
+    assert [path.name for path in (tmp_path / "four").iterdir()] == [by_pip.name]
+
+    site = tmp_path / "site"
+    front_end("pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(site), "-e", ".")
+    assert ran(mine) == []
+    script = (
+        "import site, sys; site.addsitedir(sys.argv[1]); import wrapped_stream, importlib.util as u, os\n"
+        "print(os.path.realpath(wrapped_stream.__file__)); print(u.find_spec('wrapped_stream._C').origin)"
+    )
+    words = [sys.executable, "-c", script, str(site)]
+    source, library = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
+    assert source == str(project / "wrapped_stream/__init__.py")
+    assert Path(library).is_relative_to(mine)
+    (marks,) = mine.glob("builds/project-*/project.json")
+    assert json.loads(marks.read_text()) == {"project": str(project), "editable": True}
+    (project / "pyproject.toml").write_text(PYPROJECT)
+    (project / "csrc/offset.cuh").write_text((PROJECTS / "wrapped_stream/csrc/offset.cuh").read_text())
+    assert digest_tree(project) == before
 
 
 @pytest.mark.slow
@@ -272,4 +446,4 @@ def test_an_unchanged_setup_py_becomes_a_wheel(tmp_path: Path, cache: Path) -> N
     assert result["audit"]["ok"]
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert Path(result["wheel"]).name == f"wrapped_stream-1.0-{tag}-{tag}-linux_x86_64.whl"
-    _held(Path(result["wheel"]), kernels="scale_kernel", units=1)
+    _held(Path(result["wheel"]), kernels="scale_kernel", units=2)

@@ -1,0 +1,2 @@
+#pragma once
+constexpr float kOffset = 1.0f;
