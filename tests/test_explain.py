@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from rocmbuild.cli import main
 from rocmbuild.config import OPTIONS, load_config
 from rocmbuild.explain import explain
 from rocmbuild.matrix import make_matrix
-from rocmbuild.targets import TargetSet
+from rocmbuild.targets import DECLARED, TargetSet
 
 PROJECTS = Path(__file__).parent / "projects"
 
@@ -94,8 +96,6 @@ def test_a_matrix_is_every_target_with_every_torch_and_toolchain(project: Path) 
 
 
 def test_each_job_of_the_command_is_a_configuration_again(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import shlex
-
     assert main(["matrix", str(project), "--targets", "rdna4", "--torch", ">=2.10"]) == 0
     jobs = json.loads(capsys.readouterr().out)["include"]
     assert [job["target"] for job in jobs] == ["gfx1200", "gfx1201"]
@@ -104,6 +104,10 @@ def test_each_job_of_the_command_is_a_configuration_again(project: Path, capsys:
         told = {setting["name"]: setting for setting in json.loads(capsys.readouterr().out)["settings"]}
         assert told["targets"]["value"] == [job["target"]]
         assert told["torch-sdk"]["value"] == ">=2.10"
+
+
+def test_nox_knows_every_target(root: Path) -> None:
+    assert re.findall(r'"(gfx\w+)"', (root / "noxfile.py").read_text()) == list(DECLARED)
 
 
 def test_a_matrix_without_targets_says_what_to_set(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,10 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 from support import needs_toolchain, needs_torch_sdk, require
+
+from rocmbuild.init import template
 
 PROJECTS = Path(__file__).parent / "projects"
 ROOT = Path(__file__).parent.parent
@@ -32,7 +35,9 @@ def links(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy.mkdir()
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, copy / name)
-    shutil.copytree(ROOT / "rocmbuild", copy / "rocmbuild", ignore=shutil.ignore_patterns("__pycache__"))
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("rocmbuild", "examples/declarative"):
+        shutil.copytree(ROOT / name, copy / name, ignore=ignored, symlinks=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     run(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder / "wheels", copy)
     (wheel,) = (folder / "wheels").glob("rocmbuild-*.whl")
@@ -65,6 +70,14 @@ def commands(front: str, isolated: bool, project: Path, out: Path, build: Path) 
     given = [word for setting in settings for word in ("-C", setting)]
     words = [program("uv"), "build", "--no-cache", "--out-dir", out, "--python", sys.executable, *given, project]
     return [*words, *([] if isolated else ["--no-build-isolation"])]
+
+
+def test_rocmbuilds_own_wheel_holds_what_init_writes_and_the_schema(links: Path) -> None:
+    (wheel,) = links.glob("rocmbuild-*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        names = set(file.namelist())
+    assert {f"rocmbuild/template/{path}" for path in template("my_kernels")} <= names
+    assert {"rocmbuild/schema.json", "rocmbuild/build/include/rocmbuild/bundle.h", "rocmbuild/build/finder.py"} <= names
 
 
 wheels: dict[str, str] = {}
