@@ -37,6 +37,20 @@ static __device__ __forceinline__ int wave_uniform(int value) {
 #endif
 }
 
+// Registers for so many waves on each SIMD; NVIDIA's compiler is not told.
+#if defined(__HIP__)
+#define GGUF_WAVES_OF_SIMD(count) __attribute__((amdgpu_waves_per_eu(count)))
+#else
+#define GGUF_WAVES_OF_SIMD(count)
+#endif
+
+// The compiler moves nothing across: it would load the activations of all vectors first, for which there is no room.
+static __device__ __forceinline__ void keep_order() {
+#if defined(GGUF_AMD_DEVICE)
+  __builtin_amdgcn_sched_barrier(0);
+#endif
+}
+
 // The value of lane (own lane ^ Mask), for Mask 1, 2, 4, 8 or 16. All lanes of the wave take part.
 template <int Mask>
 static __device__ __forceinline__ uint32_t wave_xor(uint32_t value) {
@@ -96,6 +110,27 @@ struct __attribute__((packed, aligned(1), may_alias)) Unaligned {
   T value;
 };
 #endif
+
+// The bytes that the four low nibbles of `select` number, 0 to 3 in low and 4 to 7 in high; only NVIDIA has it so.
+static __device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t select) {
+#if defined(GGUF_NVIDIA_DEVICE)
+  uint32_t result;  // the intrinsic masks the nibbles' top bits off, which are never set here
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(select));
+  return result;
+#else
+  (void)high, (void)select;
+  return low;
+#endif
+}
+
+// Byte i of a word, in one instruction where there is one for it; where there is none, not by the slow conversion.
+static __device__ __forceinline__ float byte_to_float(uint32_t word, int i) {
+#if defined(GGUF_NVIDIA_DEVICE)
+  return __uint_as_float(pick_bytes(word, 0x4b000000u, 0x7440u + static_cast<uint32_t>(i))) - 8388608.0f;
+#else
+  return static_cast<float>(word >> (8 * i) & 0xffu);
+#endif
+}
 
 // words = the 4 N bytes at `at`, which is a multiple of kAlign where the rows of a format start at one of 16.
 //

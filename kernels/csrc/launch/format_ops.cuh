@@ -42,12 +42,17 @@ cudaError_t launch_dequantize(const GgufDequantizeParams& params) {
 }
 
 // Rows a wave computes: as many as the registers for 16 waves a SIMD allow.
-constexpr int mat_vec_rows(int vectors) { return vectors <= 4 ? 2 : 1; }
+template <typename Format>
+constexpr int mat_vec_rows(int vectors) {
+  const bool small = Format::kTileElements == 32;
+  const bool large = sizeof(typename Format::Tile) > 96;
+  return vectors <= (small ? 4 : large ? 1 : 2) ? 2 : 1;
+}
 
 // `groups` groups of kVectors vectors, from args.first_vector on.
 template <typename Format, int kVectors>
 cudaError_t launch_mul_mat_vec_groups(const MatVecArgs& args, int64_t groups, cudaStream_t stream) {
-  constexpr int kRows = mat_vec_rows(kVectors);
+  constexpr int kRows = mat_vec_rows<Format>(kVectors);
   const Extent blocks{ceil_div(args.rows, kMatVecWaves * kRows), groups};
   return for_each_grid(blocks, kMatVecThreads, [&](Extent origin, dim3 grid) {
     MatVecArgs part = args;
@@ -75,7 +80,7 @@ cudaError_t launch_mul_mat_vec(const MatVecArgs& args, int64_t vectors, cudaStre
 
 template <typename Format>
 cudaError_t launch_moe_vec(const MoeVecArgs& args, int64_t tokens, cudaStream_t stream) {
-  constexpr int kRows = mat_vec_rows(1);
+  constexpr int kRows = mat_vec_rows<Format>(1);
   const Extent blocks{ceil_div(args.product.rows, kMatVecWaves * kRows), tokens, args.top_k};
   return for_each_grid(blocks, kMatVecThreads, [&](Extent origin, dim3 grid) {
     MoeVecArgs part = args;
