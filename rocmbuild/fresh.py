@@ -30,7 +30,7 @@ __all__ = ["forget", "remember", "unchanged"]
 
 _FORMAT = 1
 _IGNORED_NAMES = """
-PATH PYTHONPATH PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED VIRTUAL_ENV VIRTUAL_ENV_PROMPT MAX_JOBS TMPDIR
+PATH PYTHONPATH PYTHONNOUSERSITE PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED VIRTUAL_ENV VIRTUAL_ENV_PROMPT MAX_JOBS TMPDIR
 PWD OLDPWD SHLVL _ PS1 TERM COLORTERM COLUMNS LINES LS_COLORS LESSOPEN LESSCLOSE HOSTNAME LOGNAME MAIL
 """
 _IGNORED = frozenset(_IGNORED_NAMES.split())
@@ -53,9 +53,18 @@ def _key(config: Config, environ: Mapping[str, str]) -> str:
         for name, value in environ.items()
         if name not in _IGNORED and not name.startswith(_IGNORED_PREFIXES)
     }
-    own = [_stat(str(path)) for path in sorted(Path(__file__).parent.rglob("*")) if path.suffix not in (".pyc", "")]
-    parts = [_FORMAT, __version__, sys.version, _setuptools(), sorted(fields.items()), sorted(env.items()), own]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    parts = [_FORMAT, __version__, sys.version, _setuptools(), sorted(fields.items()), sorted(env.items())]
+    return hashlib.sha256(json.dumps(parts).encode() + _own()).hexdigest()
+
+
+def _own() -> bytes:
+    """This package's bytes: an isolated build has them at another place each time."""
+    state = hashlib.sha256()
+    for folder, folders, names in os.walk(Path(__file__).parent):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(names):
+            state.update(name.encode() + b"\0" + (Path(folder) / name).read_bytes())
+    return state.digest()
 
 
 def _setuptools() -> str:

@@ -18,6 +18,7 @@ from rocmbuild.config import Config, load_config
 from rocmbuild.toolchain.torch_sdk import find_torch_sdk
 
 PROJECTS = Path(__file__).parent / "projects"
+ROOT = Path(__file__).parent.parent
 pytestmark = [needs_toolchain, needs_torch_sdk]
 
 
@@ -59,6 +60,32 @@ def test_the_hook_starts_no_program_and_imports_neither_torch_nor_the_pipeline(w
     assert (tmp_path / name).read_bytes() == (work / "dist" / name).read_bytes()
     assert imported == "set()"
     assert "nothing has changed" in done.stderr
+
+
+def test_another_copy_of_rocmbuild_knows_it_and_an_edited_one_does_not(work: Path, tmp_path: Path) -> None:
+    """An isolated build has rocmbuild at another place each time."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "rocmbuild", tmp_path / "site/rocmbuild", ignore=ignored, symlinks=True)
+    (tmp_path / "site/examples").symlink_to(ROOT / "examples")  # what the link `template` leads to
+    settings = {"build-dir": str(work / "build"), "platforms": "host"}
+    code = (
+        "import os, pathlib, rocmbuild.fresh as f, rocmbuild.config as c; here = pathlib.Path.cwd();"
+        f"config = c.load_config(here, settings={settings!r}, environ={{}});"
+        f"print(f.__file__, f.unchanged(config, 'build_wheel', pathlib.Path({str(tmp_path)!r}), os.environ))"
+    )
+
+    def answer() -> list[str]:
+        words, env = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+        return subprocess.run(
+            words, cwd=work / "project", env=env, capture_output=True, text=True, check=True
+        ).stdout.split()
+
+    file, name = answer()
+    assert file == str(tmp_path / "site/rocmbuild/fresh.py")
+    assert name.endswith(".whl")
+    with (tmp_path / "site/rocmbuild/build/plan.py").open("a") as plan:
+        plan.write("# edited")
+    assert answer()[1] == "None"
 
 
 def test_a_new_time_on_the_same_bytes_is_no_change(work: Path, tmp_path: Path) -> None:
