@@ -611,6 +611,12 @@ def _build_wrapped(config: Config, out: Path, environ: MutableMapping[str, str],
             f"platforms {', '.join(config.platforms)}: a project with its own setup.py is built for rocm alone",
             hint='leave platforms out, or write platforms = ["rocm"]',
         )
+    for name, asked in (("local-version", config.local_version), ("variant", config.variant)):
+        if asked:
+            raise InputError(
+                f"{name} ({config.sources[name]}): the wheel of a project with its own setup.py keeps its name",
+                hint=f"leave {name} out, or name the extensions in pyproject.toml",
+            )
     targets = _targets(config, environ)
     assert targets is not None
     checks = Preflight()

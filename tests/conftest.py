@@ -28,6 +28,8 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "CCC_OVERRIDE_OPTIONS",
         "HSA_OVERRIDE_GFX_VERSION",
         "SOURCE_DATE_EPOCH",
+        "ROCMBUILD_LAUNCHER",
+        "ROCMBUILD_EDITABLE_REBUILD",
     ):
         monkeypatch.delenv(name, raising=False)
 

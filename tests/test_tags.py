@@ -20,6 +20,7 @@ from support import needs_toolchain, needs_torch_sdk, require
 from rocmbuild import pipeline
 from rocmbuild.build.tags import Imports, local_version, make_variant, read_imports, short_targets, wheel_tag
 from rocmbuild.config import load_config
+from rocmbuild.errors import InputError
 
 PROJECTS = Path(__file__).parent / "projects"
 OWN = next(iter(sys_tags()))
@@ -104,11 +105,11 @@ def test_names_of_targets_and_local_versions() -> None:
         assert str(Version(text)) == text
 
 
+@pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
-def test_a_local_version_is_in_the_name_and_the_metadata_of_both_hooks(tmp_path: Path) -> None:
+def test_a_wheel_without_device_code_has_no_local_version(tmp_path: Path) -> None:
     settings = {"build-dir": str(tmp_path / "b"), "platforms": "host", "local-version": "true"}
-    # nothing of ROCm is in a host wheel, so its version stays
     config = load_config(PROJECTS / "saxpy", settings=settings, environ={})
     assert pipeline.build_wheel(config, tmp_path, dict(os.environ)).path.name.startswith("saxpy-1.0-py3-none-")
     assert pipeline.metadata(config, tmp_path, dict(os.environ)) == "saxpy-1.0.dist-info"
@@ -164,3 +165,10 @@ def test_a_variant_with_a_local_version_is_what_variantlib_and_pip_take(tmp_path
 
 def hip(wheel: Path) -> str:
     return str(json.loads(member(wheel, "rocmbuild.json"))["toolchain"]["hip"])
+
+
+@pytest.mark.parametrize("name", ["local-version", "variant"])
+def test_a_project_with_its_own_setup_py_keeps_its_name(tmp_path: Path, name: str) -> None:
+    config = load_config(PROJECTS / "wrapped_stream", settings={name: "true", "targets": "gfx1201"}, environ={})
+    with pytest.raises(InputError, match=rf"{name} \(-C {name}\)"):
+        pipeline.build_wheel(config, tmp_path, dict(os.environ))
