@@ -169,6 +169,23 @@ f<warpSize>();
     assert rules(engine, fine) == []
 
 
+def test_operators_that_hip_s_vector_types_have_are_told_once_a_file(engine: Engine) -> None:
+    """As CUDA's samples define them in helper_math.h: the compiler finds both and calls each use ambiguous."""
+    text = """inline __host__ __device__ float3 operator*(float3 a, float3 b) { return a; }
+inline __device__ void operator+=(const float4 &a, const float4& b) {}
+"""
+    assert rules(engine, text) == [(1, 35, "vector-operator", "warning")]
+    fine = """float3 operator*(float a, float3 b);
+float3 operator*(float3 a, float2 b);
+my_float3 operator*(my_float3 a, my_float3 b);
+#ifndef USE_ROCM
+float3 operator-(float3 a, float3 b);
+#endif
+float3 mul(float3 a, float3 b) { return a * b; }
+"""
+    assert rules(engine, fine) == []
+
+
 def test_inline_ptx_is_told_and_other_assembly_is_not(engine: Engine) -> None:
     assert rules(engine, 'void f() {\n  asm volatile("mov.u32 %0, %laneid;" : "=r"(x));\n}\n') == [
         (2, 3, "inline-ptx", "error")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocmbuild import process
+from rocmbuild import console, process
 from rocmbuild.build import wrapped_hook
 from rocmbuild.errors import CheckError, EnvironmentFailure
 from rocmbuild.paths import cache_dir
@@ -34,6 +34,8 @@ _FATAL = (
     *("wave-size", "warp-size-constant", "inline-ptx"),
 )
 """Findings that no include folder or macro of setup.py, which staging does not see, can make good."""
+_TOLD = ("vector-operator",)
+"""Those that are no reason to stop, and the reason of many a compiler's wall of text."""
 
 
 def run_wrapped_hook(
@@ -57,12 +59,21 @@ def run_wrapped_hook(
         done = process.run(words, what=what, cwd=copy, env=env, check=False)
         status, lines = done.returncode, done.output.splitlines()
     value = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
+    told = value.get("told", [])
+    for text in told:
+        console.warn(text)
     if "message" in value:
         raise CheckError(value["message"], hint=value["hint"])
     if status != 0 or "name" not in value:
         missing = next((match for line in lines if (match := _MATH_HEADER.search(line))), None)
         raise CheckError(
-            f"{what} failed with status {status}:\n" + "\n".join(lines[-_SHOWN_LINES:]),
+            "\n".join(
+                [
+                    f"{what} failed with status {status}:",
+                    *lines[-_SHOWN_LINES:],
+                    *(f"seen before compiling: {text}" for text in told),
+                ]
+            ),
             hint=f"{missing[1]} is missing: `rocmbuild toolchain install debian --with math` brings it"
             if missing
             else "-C verbose=true shows all of its lines",
@@ -70,8 +81,8 @@ def run_wrapped_hook(
     return str(value["name"])
 
 
-def check_sources(settings: Mapping[str, Any], sources: Sequence[str], include_dirs: Sequence[str]) -> None:
-    """Stage the sources of extensions and raise CheckError where one cannot be HIP, at its line.
+def check_sources(settings: Mapping[str, Any], sources: Sequence[str], include_dirs: Sequence[str]) -> list[str]:
+    """Stage the sources of extensions and raise CheckError where one cannot be HIP, at its line; what else to tell.
 
     settings: `project`, `torch` (a version or range) and `hip_version`. sources, include_dirs: as setup.py names
     them, relative to the project; those outside of it are left out. The result of the staging is not what is
@@ -87,7 +98,7 @@ def check_sources(settings: Mapping[str, Any], sources: Sequence[str], include_d
     project = Path(settings["project"])
     wanted = [name for name in inside(sources) if (project / name).is_file()]
     if not wanted:
-        return
+        return []
     stage = make_stage(
         project,
         globs=wanted,
@@ -104,6 +115,7 @@ def check_sources(settings: Mapping[str, Any], sources: Sequence[str], include_d
             f"{len(errors)} error{'s' * (len(errors) != 1)} in the sources, found before compiling:\n{shown}",
             hint="correct these lines in the project; each says how",
         )
+    return [f"{found}; {found.hint}" for found in stage.findings if found.rule in _TOLD]
 
 
 def installed_torch() -> str:

@@ -19,8 +19,8 @@ import sys
 from typing import Any
 
 
-def prepare(settings: dict[str, Any], noted: dict[str, list[str]]) -> None:
-    """Give torch the answers of the target; note what extensions are made of."""
+def prepare(settings: dict[str, Any], noted: dict[str, list[str]], result: str) -> None:
+    """Give torch the answers of the target; note what extensions are made of, and what the checks tell of it."""
     torch: Any = importlib.import_module("torch")
     if torch.version.hip is None:
         torch.version.hip = settings["hip"]
@@ -47,13 +47,19 @@ def prepare(settings: dict[str, Any], noted: dict[str, list[str]]) -> None:
     def build_extensions(self: Any) -> None:
         from rocmbuild.build.wrapped import check_sources
 
-        check_sources(settings, noted["sources"], noted["include_dirs"])
+        noted["told"] = check_sources(settings, noted["sources"], noted["include_dirs"])
+        write(result, {"told": noted["told"]})  # should the build end here
         self.build_temp = "build/temp"  # the same each time: editable builds have a temporary one, in every command
         own_build(self)
 
     cpp_extension.include_paths = include_paths
     cpp_extension.CUDAExtension = extension
     cpp_extension.BuildExtension.build_extensions = build_extensions
+
+
+def write(path: str, value: dict[str, Any]) -> None:
+    with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
+        json.dump(value, file)
 
 
 def main(words: list[str]) -> int:
@@ -63,7 +69,8 @@ def main(words: list[str]) -> int:
     sys.path[:] = settings["path"]
     from rocmbuild.errors import RocmbuildError
 
-    prepare(settings, {"sources": [], "include_dirs": []})
+    noted: dict[str, list[str]] = {"sources": [], "include_dirs": [], "told": []}
+    prepare(settings, noted, result)
     from setuptools import build_meta
 
     sys.argv = ["setup.py"]
@@ -73,8 +80,7 @@ def main(words: list[str]) -> int:
         value = {"name": getattr(build_meta, hook)(out, mode)}
     except RocmbuildError as err:
         value = {"message": err.message, "hint": err.hint}
-    with open(result, "w", encoding="utf-8") as file:  # noqa: PTH123
-        json.dump(value, file)
+    write(result, {**value, "told": noted["told"]})
     return 0 if "name" in value else 1
 
 

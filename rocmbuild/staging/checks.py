@@ -225,6 +225,10 @@ _WAVE_CONSTANT = re.compile(
     r"\b(?:const|constexpr|enum)\b[^;={}()]*[\s{]\s*(\w*(?:warp|wave(?:front)?)_?size\w*)\s*\Z", re.I
 )
 _CONSTANT_CONTEXT = re.compile(r"\bconstexpr\b[^()]*=|\b__shared__\b[^=()]*\[[^]]*\Z|\bstatic_assert\s*\(")
+_VECTOR = r"(?:u?(?:char|short|int|long|longlong)|float|double)[1-4]"
+_VECTOR_OPERATOR = re.compile(
+    rf"\boperator\s*((?:[-+*/%&|^]|<<|>>)=?|==|!=)\s*\(\s*(?:const\s+)?({_VECTOR})\b[^,()]*,\s*(?:const\s+)?\2\b[^,()]*\)"
+)
 _LANES_OF_64 = re.compile(r"threadIdx\s*\.\s*[xyz]\s*\)*\s*(>>\s*6|/\s*64|%\s*64|&\s*(?:63|0x3[fF]))\b")
 _ASM = re.compile(r"asm(?:__)?\b\s*(?:volatile\b|__volatile__\b)?\s*\(")
 _PTX = re.compile(
@@ -446,6 +450,11 @@ def examine(
     for match in _LANES_OF_64.finditer(code):
         if not is_word(code, match.start() - 1):
             add(match.start(), "lane-arithmetic", detail=match[1], shown=match[1])
+    operators = list(_VECTOR_OPERATOR.finditer(code)) if "operator" in code else []
+    if operators:  # one for a file: there are headers that hold a hundred
+        first, more = operators[0], len(operators) - 1
+        named = f"{first[2]}{f' (and {more} more in this file)' if more else ''}"
+        add(first.start(), "vector-operator", f"operator{first[1]}", named, shown="operator")
     if "asm" in code and (path.endswith(DEVICE_KINDS) or _DEVICE.search(code)):
         for match in _ASM.finditer(code):
             start = match.start() - 2 * code.startswith("__", match.start() - 2)

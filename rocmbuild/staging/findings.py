@@ -117,6 +117,12 @@ RULES: Mapping[str, Rule] = {
         "`{detail}` on a thread index looks like a wave of 64 lanes; Radeon waves have 32",
         "nothing to do where 64 is a tile of your own",
     ),
+    "vector-operator": Rule(
+        "warning",
+        "An operator on vector types that HIP's headers have",
+        "HIP's own headers have this {name} for two of {detail}: each use of it is ambiguous",
+        "leave it out under USE_ROCM",
+    ),
     "inline-ptx": Rule(
         "error",
         "Inline PTX",
