@@ -381,8 +381,8 @@ TRAPS = (
         number=18,
         what="device attributes asked for at each call",
         file=_OPS,
-        old="  MatVecArgs args = product_args(product, params->out, activations);\n",
-        new="  MatVecArgs args = product_args(product, params->out, activations);\n"
+        old="  const MatVecArgs args = product_args(product, params->out, activations);\n",
+        new="  const MatVecArgs args = product_args(product, params->out, activations);\n"
         "  int count = 0;\n  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0);\n",
         tests=("test_memory.py::test_the_launch_layer_neither_allocates_nor_synchronises",),
     ),

@@ -1,6 +1,7 @@
 // Quantised activations: how they lie in scratch, and the kernel that makes them.
 #pragma once
 
+#include "device/hopper.cuh"
 #include "device/platform.cuh"
 
 namespace gguf {
@@ -23,7 +24,12 @@ struct Activations {
   int high;  // of the last 16
 };
 
-// Scratch is [vectors][cols] signed bytes, then [vectors][cols / 32] ActivationScale.
+// ActivationScales from one vector to the next: an even number, so that each vector's start at a multiple of 16 bytes.
+static __host__ __device__ __forceinline__ int64_t scale_stride(int64_t cols) {
+  return (cols / kActivationBlock + 1) / 2 * 2;
+}
+
+// Scratch is [vectors][cols] signed bytes, then [vectors][scale_stride(cols)] ActivationScale.
 struct ActivationView {
   int8_t* q;
   ActivationScale* scale;
@@ -68,26 +74,17 @@ struct QuantizeArgs {
 constexpr int kQuantizeThreads = 256;  // at most
 constexpr int kQuantizePerThread = 4;  // 8 neighbouring lanes share a block of 32
 
-// Blocks of whole waves. Grid: x over chunks of blockDim.x * kQuantizePerThread columns, y over vectors.
-template <typename T>
-static __global__ void __launch_bounds__(kQuantizeThreads) quantize_activations(QuantizeArgs args) {
-  const int64_t vector = args.first_vector + blockIdx.y;
-  const int64_t chunk = args.first_chunk + blockIdx.x;
-  const int64_t col = (chunk * blockDim.x + threadIdx.x) * kQuantizePerThread;
-  const bool inside = col < args.cols;  // for whole blocks alike, since cols is a multiple of 32
-
-  float x[kQuantizePerThread] = {};
+// Quantises a block that 8 neighbouring lanes hold, 4 elements each, and returns the own four q. The scale is whole in the
+// last of the lanes only. All lanes of the wave take part.
+static __device__ __forceinline__ uint32_t quantize_by_lanes(const float (&x)[kQuantizePerThread],
+                                                             ActivationScale* scale) {
   uint32_t largest = 0;  // bits of the largest magnitude; infinity is above every number there, and NaN above infinity
-  if (inside) {
-    const T* from = static_cast<const T*>(args.x) + vector * args.x_stride + col;
 #pragma unroll
-    for (int i = 0; i < kQuantizePerThread; ++i) {
-      x[i] = Scalar<T>::get(from[i]);
-      uint32_t bits;
-      memcpy(&bits, &x[i], 4);
-      bits &= 0x7fffffffu;
-      largest = bits > largest ? bits : largest;
-    }
+  for (int i = 0; i < kQuantizePerThread; ++i) {
+    uint32_t bits;
+    memcpy(&bits, &x[i], 4);
+    bits &= 0x7fffffffu;
+    largest = bits > largest ? bits : largest;
   }
   uint32_t other = wave_xor<1>(largest);
   largest = other > largest ? other : largest;
@@ -115,12 +112,32 @@ static __global__ void __launch_bounds__(kQuantizeThreads) quantize_activations(
   sum += static_cast<int32_t>(wave_xor<2>(static_cast<uint32_t>(sum)));
   const int32_t half = sum;
   sum += static_cast<int32_t>(wave_xor<4>(static_cast<uint32_t>(sum)));
-  if (!inside) return;
+  *scale = {d, static_cast<int16_t>(sum), static_cast<int16_t>(half)};
+  return packed;
+}
 
+// Blocks of whole waves. Grid: x over chunks of blockDim.x * kQuantizePerThread columns, y over vectors.
+template <typename T>
+static __global__ void __launch_bounds__(kQuantizeThreads) quantize_activations(QuantizeArgs args) {
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+  const int64_t vector = args.first_vector + blockIdx.y;
+  const int64_t chunk = args.first_chunk + blockIdx.x;
+  const int64_t col = (chunk * blockDim.x + threadIdx.x) * kQuantizePerThread;
+  const bool inside = col < args.cols;  // for whole blocks alike, since cols is a multiple of 32
+
+  float x[kQuantizePerThread] = {};
+  if (inside) {
+    const T* from = static_cast<const T*>(args.x) + vector * args.x_stride + col;
+#pragma unroll
+    for (int i = 0; i < kQuantizePerThread; ++i) x[i] = Scalar<T>::get(from[i]);
+  }
+  ActivationScale scale;
+  const uint32_t packed = quantize_by_lanes(x, &scale);
+  if (!inside) return;
   *reinterpret_cast<uint32_t*>(args.out.q + vector * args.cols + col) = packed;
   if (threadIdx.x % 8 == 7) {
-    args.out.scale[vector * (args.cols / kActivationBlock) + col / kActivationBlock] = {
-        d, static_cast<int16_t>(sum), static_cast<int16_t>(half)};
+    args.out.scale[vector * scale_stride(args.cols) + col / kActivationBlock] = scale;
   }
 }
 

@@ -44,7 +44,7 @@ static __global__ void __launch_bounds__(kDequantizeThreads) dequantize_tiles(De
   const uint32_t blocks = left < kBlocks ? static_cast<uint32_t>(left) : kBlocks;
 #if !defined(GGUF_AMD_DEVICE)
   // NVIDIA's loads are aligned, and a format's may count on rows that start at a multiple of 16.
-  __shared__ uint4 staged[(kBlocks * Format::kBlockBytes + 15) / 16];
+  __shared__ uint4 staged[(kBlocks * Format::kBlockBytes + 15) / 16 + 1];  // loads may go past the last byte
   using Unit = std::conditional_t<Format::kBlockBytes % 2 == 0, uint16_t, uint8_t>;
   copy_bytes<Unit>(weight, reinterpret_cast<uint8_t*>(staged), blocks * Format::kBlockBytes, threadIdx.x,
                    kDequantizeThreads);

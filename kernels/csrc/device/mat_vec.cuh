@@ -63,7 +63,7 @@ static __device__ __forceinline__ void mat_vec_rows_of_wave(const MatVecArgs& ar
   for (int v = 0; v < kVectors; ++v) {
     const int64_t own = x_vector + (v < count ? v : count - 1);  // past the last it is the last again, not stored
     q[v] = args.x.q + own * args.cols;
-    scale[v] = args.x.scale + own * (args.cols / kActivationBlock);
+    scale[v] = args.x.scale + own * scale_stride(args.cols);
   }
 
   const uint32_t* table = nullptr;

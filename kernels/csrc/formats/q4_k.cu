@@ -1,4 +1,5 @@
 // Q4_K: 256 weights in 144 bytes, d * scale * nibble - dmin * minimum, with a scale and a minimum of 6 bits every 32.
+#include "formats/decode.cuh"
 #include "launch/format_ops.cuh"
 
 namespace gguf {
@@ -11,7 +12,7 @@ struct Q4_KFormat {
   struct Block {
     uint16_t d;          // half
     uint16_t dmin;       // half
-    uint8_t scales[12];  // see scales_and_minima
+    uint8_t scales[12];  // of 6 bits each: see scales_and_minima
     uint8_t qs[128];     // for each 64 elements 32 bytes; low nibble of byte j is element j, high nibble element j + 32
   };
   static constexpr int kBlockBytes = sizeof(Block);
@@ -36,20 +37,6 @@ struct Q4_KFormat {
     return got;
   }
 
-  // Of sub-blocks 2 * pair and 2 * pair + 1, in the two low bytes each. Bytes 0 to 3 of the 12 hold in their low 6 bits
-  // scales 0 to 3, bytes 4 to 7 minima 0 to 3; bytes 8 to 11 the low 4 bits of scales (low nibble) and minima 4 to 7,
-  // whose high 2 bits are the top bits of bytes 0 to 3 and 4 to 7.
-  static __device__ __forceinline__ void scales_and_minima(const uint32_t* head, uint32_t pair, uint32_t* scales,
-                                                           uint32_t* minima) {
-    const uint32_t shift = 16 * (pair & 1);
-    const uint32_t a = head[1] >> shift;
-    const uint32_t b = head[2] >> shift;
-    const uint32_t c = head[3] >> shift;
-    const bool upper = pair >= 2;
-    *scales = upper ? (c & 0x0f0fu) | ((a >> 2) & 0x3030u) : a & 0x3f3fu;
-    *minima = upper ? ((c >> 4) & 0x0f0fu) | ((b >> 2) & 0x3030u) : b & 0x3f3fu;
-  }
-
   static __device__ __forceinline__ Decoded decode(const Tile& tile, int part, const uint32_t*) {
     uint32_t scales, minima;
     scales_and_minima(tile.head, tile.pair, &scales, &minima);
@@ -57,9 +44,9 @@ struct Q4_KFormat {
 #pragma unroll
     for (int i = 0; i < 8; ++i) w.q[i] = (part == 0 ? tile.qs[i] : tile.qs[i] >> 4) & 0x0f0f0f0fu;
     w.scale[0] = half_to_float(static_cast<uint16_t>(tile.head[0] & 0xffffu)) *
-                 static_cast<float>(scales >> (8 * part) & 0xffu);
+                 byte_to_float(scales, part);
     w.minimum[0] = half_to_float(static_cast<uint16_t>(tile.head[0] >> 16)) *
-                   static_cast<float>(minima >> (8 * part) & 0xffu);
+                   byte_to_float(minima, part);
     return w;
   }
 };

@@ -18,6 +18,8 @@
 
 #include "launch/format_ops.h"
 #include "launch/grid.cuh"
+#include "launch/staged.cuh"
+#include "launch/tuning.h"
 
 namespace gguf {
 
@@ -41,14 +43,6 @@ cudaError_t launch_dequantize(const GgufDequantizeParams& params) {
   }
 }
 
-// Rows a wave computes: as many as the registers for 16 waves a SIMD allow.
-template <typename Format>
-constexpr int mat_vec_rows(int vectors) {
-  const bool small = Format::kTileElements == 32;
-  const bool large = sizeof(typename Format::Tile) > 96;
-  return vectors <= (small ? 4 : large ? 1 : 2) ? 2 : 1;
-}
-
 // `groups` groups of kVectors vectors, from args.first_vector on.
 template <typename Format, int kVectors>
 cudaError_t launch_mul_mat_vec_groups(const MatVecArgs& args, int64_t groups, cudaStream_t stream) {
@@ -64,6 +58,10 @@ cudaError_t launch_mul_mat_vec_groups(const MatVecArgs& args, int64_t groups, cu
 
 template <typename Format>
 cudaError_t launch_mul_mat_vec(const MatVecArgs& args, int64_t vectors, cudaStream_t stream) {
+#if defined(ROCMBUILD_PLATFORM_CUDA)
+  const cudaError_t staged = launch_mul_mat_vec_staged<Format>(args, vectors, stream);
+  if (staged != cudaErrorNotSupported) return staged;
+#endif
   const cudaError_t status = launch_mul_mat_vec_groups<Format, kMaxVectors>(args, vectors / kMaxVectors, stream);
   if (status != cudaSuccess) return status;
   MatVecArgs rest = args;
@@ -80,6 +78,10 @@ cudaError_t launch_mul_mat_vec(const MatVecArgs& args, int64_t vectors, cudaStre
 
 template <typename Format>
 cudaError_t launch_moe_vec(const MoeVecArgs& args, int64_t tokens, cudaStream_t stream) {
+#if defined(ROCMBUILD_PLATFORM_CUDA)
+  const cudaError_t staged = launch_moe_vec_staged<Format>(args, tokens, stream);
+  if (staged != cudaErrorNotSupported) return staged;
+#endif
   constexpr int kRows = mat_vec_rows<Format>(1);
   const Extent blocks{ceil_div(args.product.rows, kMatVecWaves * kRows), tokens, args.top_k};
   return for_each_grid(blocks, kMatVecThreads, [&](Extent origin, dim3 grid) {

@@ -165,6 +165,12 @@ MatVecArgs product_args(const Product& p, void* out, ActivationView activations)
   return args;
 }
 
+int quantize(const Product& p, int64_t x_stride, ActivationView activations, cudaStream_t stream, GgufError* error) {
+  return launched(
+      error, p.op, "activation quantiser",
+      launch_quantize(static_cast<GgufScalar>(p.dtype), p.x, x_stride, activations, p.vectors, p.cols, stream));
+}
+
 }  // namespace
 }  // namespace gguf
 
@@ -179,7 +185,7 @@ extern "C" int gguf_supports(int32_t op, int32_t type, GgufError* error) {
 }
 
 extern "C" int64_t gguf_activation_bytes(int64_t vectors, int64_t cols) {
-  return vectors * cols + vectors * (cols / kActivationBlock) * static_cast<int64_t>(sizeof(ActivationScale));
+  return vectors * cols + vectors * scale_stride(cols) * static_cast<int64_t>(sizeof(ActivationScale));
 }
 
 extern "C" int gguf_block_shape(int32_t type, int32_t* elements, int32_t* bytes, GgufError* error) {
@@ -239,9 +245,7 @@ extern "C" int gguf_mul_mat_vec_a8(const GgufMulMatVecParams* params, GgufError*
 
   const cudaStream_t stream = static_cast<cudaStream_t>(params->stream);
   const ActivationView activations = activation_view(params->scratch, params->vectors, params->cols);
-  code = launched(error, op, "activation quantiser",
-                  launch_quantize(static_cast<GgufScalar>(params->dtype), params->x, params->x_stride, activations,
-                                  params->vectors, params->cols, stream));
+  code = quantize(product, params->x_stride, activations, stream, error);
   if (code != GGUF_OK) return code;
   const MatVecArgs args = product_args(product, params->out, activations);
   return launched(error, op, "product", format->mul_mat_vec(args, params->vectors, stream));
@@ -282,9 +286,7 @@ extern "C" int gguf_moe_a8_vec(const GgufMoeVecParams* params, GgufError* error)
 
   const cudaStream_t stream = static_cast<cudaStream_t>(params->stream);
   const ActivationView activations = activation_view(params->scratch, tokens, params->cols);
-  code = launched(error, op, "activation quantiser",
-                  launch_quantize(static_cast<GgufScalar>(params->dtype), params->x, params->x_stride, activations,
-                                  tokens, params->cols, stream));
+  code = quantize(product, params->x_stride, activations, stream, error);
   if (code != GGUF_OK) return code;
   MoeVecArgs args{};
   args.product = product_args(product, params->out, activations);

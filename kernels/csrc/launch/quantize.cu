@@ -3,6 +3,7 @@
 
 #include "launch/format_ops.h"
 #include "launch/grid.cuh"
+#include "launch/staged.cuh"
 
 namespace gguf {
 namespace {
@@ -15,7 +16,11 @@ cudaError_t launch_as(QuantizeArgs args, int64_t vectors, cudaStream_t stream) {
   return for_each_grid(blocks, threads, [&](Extent origin, dim3 grid) {
     args.first_chunk = origin.x;
     args.first_vector = origin.y;
+#if defined(ROCMBUILD_PLATFORM_CUDA)
+    launch_early(quantize_activations<T>, grid, threads, 0, stream, args);
+#else
     quantize_activations<T><<<grid, threads, 0, stream>>>(args);
+#endif
   });
 }
 

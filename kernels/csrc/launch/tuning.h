@@ -1,0 +1,31 @@
+// The choices that depend on the GPU, all of them, and how they are found: once a device, kept for good.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include <algorithm>
+
+namespace gguf {
+
+// Of the direct kernel (device/mat_vec.cuh): AMD's GPUs, the CPU executor, NVIDIA GPUs before Hopper.
+// Rows a wave computes: as many as the registers for 16 waves a SIMD allow.
+template <typename Format>
+constexpr int mat_vec_rows(int vectors) {
+  const bool small = Format::kTileElements == 32;
+  const bool large = sizeof(typename Format::Tile) > 96;
+  return vectors <= (small ? 4 : large ? 1 : 2) ? 2 : 1;
+}
+
+// Of the staged kernel (device/mat_vec_staged.cuh).
+constexpr uint32_t kStageBytes = 40 << 10;  // a stage holds whole rows up to here, else a part of each
+constexpr uint32_t kSmallStageBytes = 21 << 10;  // the same where activations leave no room for such stages
+constexpr uint32_t kMinStages = 3;          // fewer leave memory idle: then the activations come with each stage
+
+struct DeviceTraits {
+  int multiprocessors;
+  int shared_bytes;  // that a block may have
+  bool hopper;       // has the staged kernel's instructions
+};
+
+}  // namespace gguf
