@@ -230,8 +230,8 @@ class Llama:
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 
-def random_weights(type_name: str, generator: torch.Generator, *shape: int) -> torch.Tensor:
-    """uint8 [..., bytes of a row] on the CPU, for weights [..., cols]: random blocks whose values are of ordinary size.
+def random_weights(type_name: str, device: torch.device, *shape: int) -> torch.Tensor:
+    """uint8 [..., bytes of a row] for weights [..., cols]: random blocks whose values are of ordinary size.
 
     Blocks of random bytes, of which those with a NaN, an infinity or a scale out of proportion are not used.
     """
@@ -239,16 +239,17 @@ def random_weights(type_name: str, generator: torch.Generator, *shape: int) -> t
     *rows, cols = shape
     pool = torch.empty(0, size, dtype=torch.uint8)
     while len(pool) < 512:
-        some = torch.randint(0, 256, (8192, size), generator=generator, dtype=torch.uint8)
+        some = torch.randint(0, 256, (8192, size), dtype=torch.uint8)
+        if type_name == "MXFP4":  # of a whole byte of exponent nearly every value is out of proportion
+            some[:, 0] = torch.randint(122, 130, (len(some),), dtype=torch.uint8)
         values = gguf_kernels.ggml_dequantize(some, type_name, len(some), elements, torch.float32)
         largest = values.abs().amax(1)
         good = torch.isfinite(values).all(1) & (largest < 64.0) & (largest > 2.0**-6)
-        if type_name == "MXFP4":  # a byte of exponent alone: most of it is out of proportion
-            some[:, 0] = torch.randint(122, 130, (len(some),), generator=generator, dtype=torch.uint8)
-            good[:] = True
         pool = torch.cat([pool, some[good]])
+    pool = pool.to(device)
     count = math.prod(rows) * (cols // elements)
-    return pool[torch.randint(0, len(pool), (count,), generator=generator)].reshape(*rows, cols // elements * size)
+    picked = torch.randint(0, len(pool), (count,), device=device)
+    return pool[picked].reshape(*rows, cols // elements * size)
 
 
 def quantised(x: torch.Tensor) -> torch.Tensor:
@@ -343,13 +344,11 @@ class Bench:
     def _copies(self, weight: torch.Tensor) -> list[torch.Tensor]:
         """The weights, and as many others as fill four times the L2: the same bytes, elsewhere."""
         count = 1 if self.device.type == "cpu" else max(2, -(-self.cache // weight.numel()))
-        first = weight.to(self.device)
-        return [first, *(first.clone() for _ in range(count - 1))]
+        return [weight, *(weight.clone() for _ in range(count - 1))]
 
     def plain(self, type_name: str, shape: Shape, vectors: Sequence[int]) -> Iterator[Record]:
         """Records of ggml_mul_mat_vec_a8, one for each number of vectors."""
-        generator = torch.Generator().manual_seed(7)
-        weights = self._copies(random_weights(type_name, generator, shape.rows, shape.cols))
+        weights = self._copies(random_weights(type_name, self.device, shape.rows, shape.cols))
         copies = len(weights)
         size = weights[0].numel()
         dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
@@ -357,7 +356,7 @@ class Bench:
         read = self._time(lambda index: self.reader(weights[index]), copies)
         dense = None if self.device.type == "cpu" else exact.to(dtype)
         for count in vectors:
-            xs = [torch.randn(count, shape.cols, generator=generator).to(self.device, dtype) for _ in range(copies)]
+            xs = [torch.randn(count, shape.cols, device=self.device, dtype=dtype) for _ in range(copies)]
 
             def product(index: int, xs: list[torch.Tensor] = xs) -> torch.Tensor:
                 return gguf_kernels.ggml_mul_mat_vec_a8(weights[index], xs[index], type_name, shape.rows)
@@ -407,14 +406,13 @@ class Bench:
 
     def routed(self, type_name: str, shape: Shape, tokens: Sequence[int]) -> Iterator[Record]:
         """Records of ggml_moe_a8_vec, one for each number of tokens. Bytes are those of the experts that are named."""
-        generator = torch.Generator().manual_seed(7)
-        weights = self._copies(random_weights(type_name, generator, shape.experts, shape.rows, shape.cols))
+        weights = self._copies(random_weights(type_name, self.device, shape.experts, shape.rows, shape.cols))
         dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
         for count in tokens:
             copies = len(weights) if self.device.type == "cpu" else max(len(weights), 8)
-            scores = torch.rand(copies, count, shape.experts, generator=generator)
-            ids = scores.topk(shape.top_k, dim=-1).indices.to(self.device)
-            xs = [torch.randn(count, shape.cols, generator=generator).to(self.device, dtype) for _ in range(copies)]
+            scores = torch.rand(copies, count, shape.experts, device=self.device)
+            ids = scores.topk(shape.top_k, dim=-1).indices
+            xs = [torch.randn(count, shape.cols, device=self.device, dtype=dtype) for _ in range(copies)]
 
             def product(index: int, ids: torch.Tensor = ids, xs: list[torch.Tensor] = xs) -> torch.Tensor:
                 x, weight = xs[index], weights[index % len(weights)]
@@ -575,6 +573,7 @@ def measure(given: argparse.Namespace) -> tuple[dict[str, Any], list[Record]]:
     sets = _chosen(given.shapes or (["small"] if device.type == "cpu" else ["8B", "30B-A3B"]), list(SHAPES), "--shapes")
     bench = Bench(device, types=types, replays=given.replays, baselines=not given.no_baselines)
     records: list[Record] = []
+    torch.manual_seed(7)
     with torch.inference_mode():
         for shape in (shape for name in sets for shape in SHAPES[name]):
             for type_name in types:

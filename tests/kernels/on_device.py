@@ -22,7 +22,7 @@ def moved(tensor: torch.Tensor, device: str) -> torch.Tensor:
 
 
 class OnDevice:
-    """A stand-in for the module: what starts with `ggml_` takes its tensors to the device and its result back."""
+    """A stand-in for the module: its operators take their tensors to the device and bring their results back."""
 
     def __init__(self, module: ModuleType, device: str) -> None:
         self._module = module
@@ -30,7 +30,7 @@ class OnDevice:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._module, name)
-        if not name.startswith("ggml_"):
+        if not name.startswith(("ggml_", "mxfp4_")):
             return found
 
         def there(*arguments: Any, **options: Any) -> Any:
