@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
+import sys
 import zipfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from filelock import FileLock
 
@@ -24,6 +27,16 @@ PACKAGE_VARIABLE = "GGUF_KERNELS_TEST_PACKAGE"
 def csrc_folder() -> Path:
     """The device sources under test."""
     return Path(os.environ.get(CSRC_VARIABLE) or KERNELS / "csrc")
+
+
+def kernel_tool(name: str) -> ModuleType:
+    """A script of kernels/tools, imported."""
+    spec = importlib.util.spec_from_file_location(name, KERNELS / "tools" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for their annotations
+    spec.loader.exec_module(module)
+    return module
 
 
 _FORMAT_LIST = re.compile(r"(#define GGUF_FOR_EACH_FORMAT\(X\))((?:[^\n]*\\\n)*[^\n]*\n)")

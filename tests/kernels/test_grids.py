@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from types import ModuleType
 import gguf
 import numpy as np
 import pytest
-from packages import KERNELS
+from packages import KERNELS, kernel_tool
 
 SCRIPT = KERNELS / "tools" / "iq_grids.py"
 
@@ -19,11 +18,7 @@ SCRIPT = KERNELS / "tools" / "iq_grids.py"
 @pytest.fixture(scope="module")
 def grids() -> ModuleType:
     """The script, imported."""
-    spec = importlib.util.spec_from_file_location("iq_grids", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return kernel_tool("iq_grids")
 
 
 def test_the_header_is_up_to_date() -> None:
