@@ -89,7 +89,6 @@ struct Staged {
   static constexpr int kPairs = (kVectors + 1) / 2;
   static constexpr int kScales = Format::Decoded::kScales;
   static constexpr int kMinima = Format::Decoded::kMinima;
-  static constexpr uint32_t kTileBytes = Format::kBlockBytes * Format::kTileElements / Format::kBlockElements;
 
   struct Shared {
     Barrier full[kMaxStages];
@@ -102,6 +101,11 @@ struct Staged {
     alignas(16) uint32_t table[Format::kTableWords > 0 ? Format::kTableWords : 1];
   };
 
+  // Of whole blocks.
+  static __host__ __device__ constexpr uint32_t bytes_of(uint32_t tiles) {
+    return tiles / (Format::kBlockElements / Format::kTileElements) * Format::kBlockBytes;
+  }
+
   static __device__ __forceinline__ uint32_t chunk_tiles(const StagedArgs& args, uint32_t chunk) {
     const uint32_t left = args.tiles - chunk * args.chunk_tiles;
     return left < args.chunk_tiles ? left : args.chunk_tiles;
@@ -109,7 +113,7 @@ struct Staged {
 
   // Byte of a row where a chunk's first block starts.
   static __device__ __forceinline__ uint32_t chunk_at(const StagedArgs& args, uint32_t chunk) {
-    return chunk * args.chunk_tiles / (Format::kBlockElements / Format::kTileElements) * Format::kBlockBytes;
+    return bytes_of(chunk * args.chunk_tiles);
   }
 
   // --- the warps that copy, each some of the rows ---
@@ -128,8 +132,7 @@ struct Staged {
                                                       uint32_t stage, const StagedPlace& place, int64_t expert) {
     Barrier& full = shared.full[stage];
     const uint32_t first_row = place.row + warp * kRowsPerCopyWarp;
-    const uint32_t bytes =
-        chunk_tiles(args, place.chunk) / (Format::kBlockElements / Format::kTileElements) * Format::kBlockBytes;
+    const uint32_t bytes = bytes_of(chunk_tiles(args, place.chunk));
     const int64_t matrix = expert < 0 ? 0 : expert * args.expert_bytes;
     const int64_t first = matrix + first_row * args.row_bytes + chunk_at(args, place.chunk);
     uint8_t* to = ring + stage * args.stage_bytes + warp * kRowsPerCopyWarp * args.row_slot;
@@ -310,8 +313,8 @@ struct Staged {
                                                  uint32_t begin, uint32_t end) {
     constexpr uint32_t kRound = kStagedWarps * kStepTiles;
     constexpr uint32_t kScaleBytes = kTileBlocks * sizeof(ActivationScale);
-    constexpr uint32_t kStepBytes = kRound * kTileBytes;
-    static_assert(kStepBytes % 16 == 0, "what is aligned stays aligned from step to step");
+    constexpr uint32_t kStepBytes = bytes_of(kRound);
+    static_assert(kRound * Format::kTileElements % Format::kBlockElements == 0, "whole blocks from step to step");
     const uint32_t warp = threadIdx.x / kWave;
     const uint32_t lane = threadIdx.x % kWave;
     const uint32_t g = lane / 4;

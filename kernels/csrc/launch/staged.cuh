@@ -76,7 +76,7 @@ bool plan_staged(const DeviceTraits& device, bool one_group, StagedArgs* args) {
       return round_up(kVectors * (args->q_slot + scale_bytes), 128);
     };
     const auto rows = [&](int64_t tiles) {
-      args->row_slot = static_cast<uint32_t>(slot(tiles * S::kTileBytes + 32));
+      args->row_slot = static_cast<uint32_t>(slot(S::bytes_of(static_cast<uint32_t>(tiles)) + 32));
       return round_up(kStagedRows * int64_t{args->row_slot}, 128);
     };
     const int64_t fixed = resident ? activations(args->tiles) : 0;

@@ -18,9 +18,9 @@ constexpr int mat_vec_rows(int vectors) {
 }
 
 // Of the staged kernel (device/mat_vec_staged.cuh).
-constexpr uint32_t kStageBytes = 40 << 10;  // a stage holds whole rows up to here, else a part of each
+constexpr uint32_t kStageBytes = 56 << 10;       // a stage holds whole rows up to here, else a part of each
 constexpr uint32_t kSmallStageBytes = 21 << 10;  // the same where activations leave no room for such stages
-constexpr uint32_t kMinStages = 3;          // fewer leave memory idle: then the activations come with each stage
+constexpr uint32_t kMinStages = 3;               // fewer leave memory idle: then the activations come with each stage
 
 struct DeviceTraits {
   int multiprocessors;
