@@ -215,6 +215,22 @@ def test_activations_at_the_edges_of_float32(kernels: ModuleType, type_name: str
     assert np.abs(wanted[3:]).max(axis=1).all()
 
 
+@pytest.mark.parametrize("type_name", sorted({"MXFP4"} & set(FORMATS)))
+def test_mxfp4_products_with_the_smallest_and_the_largest_scale(kernels: ModuleType, type_name: str) -> None:
+    """A row of 2^-127, which no step may flush to zero, and a row with one NaN, which stays in it."""
+    rng = rng_of(type_name)
+    weight = oracle.random_blocks(rng, type_name, 3, 1056).reshape(3, 33, 17)
+    weight[1, :, 0] = 0
+    weight[2, 20, 0] = 255
+    weight = weight.reshape(3, -1)
+    x = (rng.standard_normal((2, 1056)) * 1e30).astype(np.float32)
+    found = kernels.ggml_mul_mat_vec_a8(torch.from_numpy(weight), torch.from_numpy(x), type_name, 3)
+    assert torch.isnan(found[:, 2]).all()
+    wanted = oracle.mat_vec(weight[:2], type_name, x)
+    for row in range(2):
+        assert_close(found[:, row : row + 1], wanted[:, row : row + 1], "float32")
+
+
 @by_format
 def test_scales_a_thousandfold_apart_and_nan_stay_in_their_vector(kernels: ModuleType, type_name: str) -> None:
     """Trap 9: eight vectors share a tile; one is NaN, one infinite, the others differ by 1e3."""
