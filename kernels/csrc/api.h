@@ -110,6 +110,14 @@ typedef enum GgufActivations {
   GGUF_ACTIVATIONS_Q8_K = 15,
 } GgufActivations;
 
+// Which kernels a routed MXFP4 operation runs. Tiles group the tokens of an expert; both kinds give the same bits.
+typedef enum GgufRoutedVariant {
+  GGUF_ROUTED_AUTO = 0,       // by the number of tokens
+  GGUF_ROUTED_DIRECT = 1,     // each slot by itself
+  GGUF_ROUTED_TILES = 2,      // sorted by expert, on matrix cores
+  GGUF_ROUTED_DOT_TILES = 3,  // the same by dot products of four bytes
+} GgufRoutedVariant;
+
 // With g = gate[ids[z]] * x[z / top_k] and u = up[ids[z]] * x[z / top_k]:
 // out[z] = silu(min(g, limit)) * (clamp(u, -limit, limit) + up_offset), silu(g) = g / (1 + exp(-alpha * g)).
 // out is [tokens * top_k, rows], contiguous; a row of zeros where ids[z] < 0 or ids[z] >= experts. Rows of the weights
@@ -139,6 +147,7 @@ typedef struct GgufMoeGateUpParams {
   int32_t ids_bits;     // 32 or 64
   int32_t type;         // GGUF type id of gate and up; with Q8_K activations MXFP4 alone
   int32_t activations;  // GgufActivations
+  int32_t variant;      // GgufRoutedVariant; with activations in blocks of 32 GGUF_ROUTED_AUTO or _DIRECT, which are one
   int32_t dtype;        // GgufScalar of x
   int32_t out_dtype;    // GgufScalar of out
   void* stream;
@@ -166,6 +175,7 @@ typedef struct GgufMoeDownParams {
   int32_t ids_bits;       // 32 or 64
   int32_t type;           // GGUF type id of down: MXFP4
   int32_t weights_dtype;  // GgufScalar of weights
+  int32_t variant;        // GgufRoutedVariant
   int32_t dtype;          // GgufScalar of x
   int32_t out_dtype;      // GgufScalar of out
   void* stream;

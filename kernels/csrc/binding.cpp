@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -256,6 +257,178 @@ Tensor ggml_moe_a8_vec(const Tensor& X, const Tensor& W, const Tensor& topk_ids,
   return out;
 }
 
+// Experts' weights in rows without gaps; experts and rows may lie apart, as the halves of one tensor do.
+void check_experts(const char* op, const char* name, const Tensor& W, int64_t experts, int64_t rows,
+                   int64_t row_bytes) {
+  if (W.scalar_type() != ScalarType::Byte) {
+    refuse(op, name, " has dtype ", name_of(W.scalar_type()), "; wanted: Byte (uint8)");
+  }
+  if (W.dim() != 3 || W.size(0) != experts || W.size(1) != rows || W.size(2) != row_bytes) {
+    refuse(op, name, " has shape ", shape_of(W), "; wanted: [", experts, ", ", rows, ", ", row_bytes, "]");
+  }
+  if (W.size(2) > 1 && W.stride(2) != 1) {
+    refuse(op, name, " has stride ", W.stride(2), " within a row; wanted: 1, rows without gaps");
+  }
+}
+
+// Bytes from one expert, or row, to the next; for a single one any that the launch layer takes.
+int64_t stride_of(const Tensor& W, int dim) {
+  return W.size(dim) > 1 ? W.stride(dim) : W.size(2) * (dim == 0 ? W.size(1) : 1);
+}
+
+int32_t variant_of(const char* op, int64_t variant) {
+  if (variant < GGUF_ROUTED_AUTO || variant > GGUF_ROUTED_DOT_TILES) {
+    refuse(op, "variant is ", variant, "; wanted: 0 (chosen by the number of tokens), 1 (direct), 2 (tiles) or 3 ",
+           "(tiles without matrix cores)");
+  }
+  return static_cast<int32_t>(variant);
+}
+
+int32_t ids_bits_of(const char* op, const Tensor& ids) {
+  const ScalarType dtype = ids.scalar_type();
+  if (dtype == ScalarType::Int) return 32;
+  if (dtype == ScalarType::Long) return 64;
+  refuse(op, "topk_ids has dtype ", name_of(dtype), "; wanted: Int (int32) or Long (int64)");
+}
+
+Tensor gate_up(const char* op, GgufOp which, const Tensor& X, const Tensor& W_gate, const Tensor& W_up,
+               const Tensor& topk_ids, int64_t top_k, int64_t type, double alpha, std::optional<double> limit,
+               double up_offset, std::optional<ScalarType> dtype, int64_t variant) {
+  const int32_t id = type_id(op, which, type);
+  check_same_device(op, W_gate, "X", X);
+  check_same_device(op, W_gate, "W_up", W_up);
+  check_same_device(op, W_gate, "topk_ids", topk_ids);
+  const int32_t x_dtype = dtype_id(op, "the dtype of X", X.scalar_type());
+  const ScalarType out_type = dtype.value_or(X.scalar_type());
+  const int32_t out_dtype = dtype_id(op, "dtype", out_type);
+  const Tensor x = with_adjacent_elements(op, X);
+  const Layout layout = layout_of(op, id, "the number of columns of X", x.size(1));
+  if (W_gate.dim() != 3) refuse(op, "W_gate has shape ", shape_of(W_gate), "; wanted: [experts, row, bytes of a row]");
+  check_experts(op, "W_gate", W_gate, W_gate.size(0), W_gate.size(1), layout.row_bytes);
+  check_experts(op, "W_up", W_up, W_gate.size(0), W_gate.size(1), layout.row_bytes);
+  const int64_t tokens = x.size(0);
+  int64_t slots = 0;
+  if (top_k < 0 || __builtin_mul_overflow(tokens, top_k, &slots) || topk_ids.numel() != slots) {
+    refuse(op, "topk_ids has shape ", shape_of(topk_ids), "; wanted: tokens * top_k elements for X of shape ",
+           shape_of(X), " and top_k = ", top_k);
+  }
+  const Place place(op, W_gate);
+  const Tensor ids = topk_ids.is_contiguous() ? topk_ids : torch::stable::contiguous(topk_ids);
+  Tensor out = empty(X, {slots, W_gate.size(1)}, out_type);
+  GgufMoeGateUpParams params{};
+  params.gate = W_gate.const_data_ptr();
+  params.up = W_up.const_data_ptr();
+  params.x = x.const_data_ptr();
+  params.ids = ids.const_data_ptr();
+  params.out = out.mutable_data_ptr();
+  params.x_stride = x.stride(0);
+  params.gate_expert_stride = stride_of(W_gate, 0);
+  params.gate_row_stride = stride_of(W_gate, 1);
+  params.up_expert_stride = stride_of(W_up, 0);
+  params.up_row_stride = stride_of(W_up, 1);
+  params.experts = W_gate.size(0);
+  params.tokens = tokens;
+  params.top_k = top_k;
+  params.rows = W_gate.size(1);
+  params.cols = x.size(1);
+  params.alpha = static_cast<float>(alpha);
+  params.limit = limit.has_value() ? static_cast<float>(*limit) : std::numeric_limits<float>::infinity();
+  params.up_offset = static_cast<float>(up_offset);
+  params.ids_bits = ids_bits_of(op, ids);
+  params.type = id;
+  params.activations = which == GGUF_OP_MXFP4_GATE_UP ? GGUF_ACTIVATIONS_Q8_K : GGUF_ACTIVATIONS_32;
+  params.dtype = x_dtype;
+  params.out_dtype = out_dtype;
+  params.variant = variant_of(op, variant);
+  params.stream = place.stream();
+  params.scratch_bytes = gguf_moe_gate_up_bytes(&params);
+  const Tensor scratch = empty(X, {params.scratch_bytes}, ScalarType::Byte);
+  params.scratch = scratch.mutable_data_ptr();
+  GgufError error;
+  check(gguf_moe_gate_up(&params, &error), error);
+  return out;
+}
+
+Tensor ggml_moe_gate_up_a8(const Tensor& X, const Tensor& W_gate, const Tensor& W_up, const Tensor& topk_ids,
+                           int64_t top_k, int64_t type, int64_t row, int64_t tokens, double alpha,
+                           std::optional<double> limit, double up_offset) {
+  const char* op = "ggml_moe_gate_up_a8";
+  if (X.dim() != 2 || X.size(0) != tokens)
+    refuse(op, "X has shape ", shape_of(X), "; wanted: [", tokens, ", col] for tokens = ", tokens);
+  if (W_gate.dim() != 3 || W_gate.size(1) != row) {
+    refuse(op, "W_gate has shape ", shape_of(W_gate), "; wanted: [experts, ", row, ", bytes of a row] for row = ", row);
+  }
+  return gate_up(op, GGUF_OP_MOE_GATE_UP, X, W_gate, W_up, topk_ids, top_k, type, alpha, limit, up_offset, std::nullopt,
+                 GGUF_ROUTED_AUTO);
+}
+
+constexpr int64_t kMXFP4 = 39;
+
+Tensor mxfp4_moe_gate_up(const Tensor& X, const Tensor& W_gate, const Tensor& W_up, const Tensor& topk_ids,
+                         double alpha, std::optional<double> limit, double up_offset, std::optional<ScalarType> dtype,
+                         int64_t variant) {
+  const char* op = "mxfp4_moe_gate_up";
+  if (topk_ids.dim() != 2) refuse(op, "topk_ids has shape ", shape_of(topk_ids), "; wanted: [tokens, top_k]");
+  return gate_up(op, GGUF_OP_MXFP4_GATE_UP, X, W_gate, W_up, topk_ids, topk_ids.size(1), kMXFP4, alpha, limit,
+                 up_offset, dtype, variant);
+}
+
+Tensor mxfp4_moe_down(const Tensor& H, const Tensor& W, const Tensor& topk_ids, const Tensor& topk_weights,
+                      std::optional<ScalarType> dtype, int64_t variant) {
+  const char* op = "mxfp4_moe_down";
+  const int32_t id = type_id(op, GGUF_OP_MXFP4_DOWN, kMXFP4);
+  check_same_device(op, W, "H", H);
+  check_same_device(op, W, "topk_ids", topk_ids);
+  check_same_device(op, W, "topk_weights", topk_weights);
+  const int32_t h_dtype = dtype_id(op, "the dtype of H", H.scalar_type());
+  const ScalarType out_type = dtype.value_or(H.scalar_type());
+  const int32_t out_dtype = dtype_id(op, "dtype", out_type);
+  if (H.dim() != 2) refuse(op, "H has shape ", shape_of(H), "; wanted: 2 dimensions, [tokens * top_k, col]");
+  const Tensor h = with_adjacent_elements(op, H);
+  const Layout layout = layout_of(op, id, "the number of columns of H", h.size(1));
+  if (W.dim() != 3) refuse(op, "W has shape ", shape_of(W), "; wanted: [experts, row, bytes of a row]");
+  check_experts(op, "W", W, W.size(0), W.size(1), layout.row_bytes);
+  if (topk_ids.dim() != 2 || topk_ids.numel() != h.size(0)) {
+    refuse(op, "topk_ids has shape ", shape_of(topk_ids), "; wanted: [tokens, top_k] for H of shape ", shape_of(H));
+  }
+  if (topk_weights.dim() != 2 || topk_weights.size(0) != topk_ids.size(0) ||
+      topk_weights.size(1) != topk_ids.size(1)) {
+    refuse(op, "topk_weights has shape ", shape_of(topk_weights), "; wanted: that of topk_ids, ", shape_of(topk_ids));
+  }
+  const int32_t weights_dtype = dtype_id(op, "the dtype of topk_weights", topk_weights.scalar_type());
+  const Place place(op, W);
+  const Tensor ids = topk_ids.is_contiguous() ? topk_ids : torch::stable::contiguous(topk_ids);
+  const Tensor weights = topk_weights.is_contiguous() ? topk_weights : torch::stable::contiguous(topk_weights);
+  Tensor out = empty(H, {ids.size(0), W.size(1)}, out_type);
+  GgufMoeDownParams params{};
+  params.down = W.const_data_ptr();
+  params.x = h.const_data_ptr();
+  params.ids = ids.const_data_ptr();
+  params.weights = weights.const_data_ptr();
+  params.out = out.mutable_data_ptr();
+  params.x_stride = h.stride(0);
+  params.down_expert_stride = stride_of(W, 0);
+  params.down_row_stride = stride_of(W, 1);
+  params.experts = W.size(0);
+  params.tokens = ids.size(0);
+  params.top_k = ids.size(1);
+  params.rows = W.size(1);
+  params.cols = h.size(1);
+  params.ids_bits = ids_bits_of(op, ids);
+  params.type = id;
+  params.weights_dtype = weights_dtype;
+  params.dtype = h_dtype;
+  params.out_dtype = out_dtype;
+  params.variant = variant_of(op, variant);
+  params.stream = place.stream();
+  params.scratch_bytes = gguf_moe_down_bytes(&params);
+  const Tensor scratch = empty(H, {params.scratch_bytes}, ScalarType::Byte);
+  params.scratch = scratch.mutable_data_ptr();
+  GgufError error;
+  check(gguf_moe_down(&params, &error), error);
+  return out;
+}
+
 }  // namespace
 
 #if defined(ROCMBUILD_DEFINE_SCHEMAS)
@@ -264,6 +437,15 @@ STABLE_TORCH_LIBRARY(gguf_kernels, m) {
   m.def("ggml_mul_mat_vec_a8(Tensor W, Tensor X, int type, SymInt row) -> Tensor");
   m.def(
       "ggml_moe_a8_vec(Tensor X, Tensor W, Tensor topk_ids, int top_k, int type, SymInt row, SymInt tokens) -> Tensor");
+  m.def(
+      "ggml_moe_gate_up_a8(Tensor X, Tensor W_gate, Tensor W_up, Tensor topk_ids, int top_k, int type, SymInt row, "
+      "SymInt tokens, float alpha=1.0, float? limit=None, float up_offset=0.0) -> Tensor");
+  m.def(
+      "mxfp4_moe_gate_up(Tensor X, Tensor W_gate, Tensor W_up, Tensor topk_ids, float alpha=1.0, float? limit=None, "
+      "float up_offset=0.0, ScalarType? dtype=None, int variant=0) -> Tensor");
+  m.def(
+      "mxfp4_moe_down(Tensor H, Tensor W, Tensor topk_ids, Tensor topk_weights, ScalarType? dtype=None, int variant=0) "
+      "-> Tensor");
 }
 #endif
 
@@ -275,4 +457,7 @@ STABLE_TORCH_LIBRARY_IMPL(gguf_kernels, CPU, m) {
   m.impl("ggml_dequantize", TORCH_BOX(&ggml_dequantize));
   m.impl("ggml_mul_mat_vec_a8", TORCH_BOX(&ggml_mul_mat_vec_a8));
   m.impl("ggml_moe_a8_vec", TORCH_BOX(&ggml_moe_a8_vec));
+  m.impl("ggml_moe_gate_up_a8", TORCH_BOX(&ggml_moe_gate_up_a8));
+  m.impl("mxfp4_moe_gate_up", TORCH_BOX(&mxfp4_moe_gate_up));
+  m.impl("mxfp4_moe_down", TORCH_BOX(&mxfp4_moe_down));
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from gguf_kernels._library import REPORT, capabilities, device_fault, supports
 from gguf_kernels._ops import ggml_dequantize, ggml_moe_a8_vec, ggml_mul_mat_vec_a8
+from gguf_kernels._routed import ggml_moe_gate_up_a8, mxfp4_experts, mxfp4_moe_down, mxfp4_moe_gate_up
 from gguf_kernels._types import GGMLType
 
 __all__ = [
@@ -19,6 +20,10 @@ __all__ = [
     "device_fault",
     "ggml_dequantize",
     "ggml_moe_a8_vec",
+    "ggml_moe_gate_up_a8",
     "ggml_mul_mat_vec_a8",
+    "mxfp4_experts",
+    "mxfp4_moe_down",
+    "mxfp4_moe_gate_up",
     "supports",
 ]

@@ -13,7 +13,14 @@ from gguf_kernels._types import GGMLType, type_id
 
 __all__ = ["OPERATORS", "REPORT", "capabilities", "device_fault", "devices", "require_device", "supports"]
 
-OPERATORS = ("ggml_dequantize", "ggml_mul_mat_vec_a8", "ggml_moe_a8_vec")  # by their number in csrc/api.h
+OPERATORS = (  # by their number in csrc/api.h
+    "ggml_dequantize",
+    "ggml_mul_mat_vec_a8",
+    "ggml_moe_a8_vec",
+    "ggml_moe_gate_up_a8",
+    "mxfp4_moe_gate_up",
+    "mxfp4_moe_down",
+)
 
 
 def _load() -> Any:

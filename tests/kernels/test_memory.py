@@ -405,8 +405,10 @@ def test_every_buffer_of_an_operator_comes_from_torch() -> None:
     """Traps 12 and 13: results and scratch are tensors, owned by value, so a check that throws frees them."""
     code = re.sub(r"//.*", "", (csrc_folder() / "binding.cpp").read_text())
     assert re.findall(r"\bnew\s+\w|\bmalloc\b|\bcalloc\b|\bdelete\b|\.release\(|static\s+Tensor", code) == []
-    assert re.findall(r"(\w+)\.mutable_data_ptr\(\)", code) == ["out", "out", "scratch", "out", "scratch"]
-    assert code.count("const Tensor scratch = empty(") == 2
+    written = re.findall(r"(\w+)\.mutable_data_ptr\(\)", code)
+    assert set(written) == {"out", "scratch"}
+    assert code.count("const Tensor scratch = empty(") == written.count("scratch") >= 2
+    assert code.count("Tensor out = empty(") == written.count("out") >= 3
 
 
 def test_waves_are_32_lanes_in_one_place_only() -> None:

@@ -6,6 +6,7 @@
 #include "api.h"
 #include "device/dequantize.cuh"
 #include "device/mat_vec.cuh"
+#include "device/routed.cuh"
 #include "formats/types.h"
 
 namespace gguf {
@@ -19,6 +20,8 @@ struct FormatOps {
   cudaError_t (*dequantize)(const GgufDequantizeParams& params);
   cudaError_t (*mul_mat_vec)(const MatVecArgs& args, int64_t vectors, cudaStream_t stream);
   cudaError_t (*moe_vec)(const MoeVecArgs& args, int64_t tokens, cudaStream_t stream);
+  cudaError_t (*moe_gate_up)(const GateUpArgs& args, int64_t tokens, cudaStream_t stream);
+  cudaError_t (*moe_down)(const DownArgs& args, int64_t tokens, cudaStream_t stream);
 };
 
 #define GGUF_DECLARE_FORMAT(name) const FormatOps& name##_ops();

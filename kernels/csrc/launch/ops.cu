@@ -18,7 +18,9 @@ constexpr const FormatOps& (*kFormats[])() = {
 };
 
 // Names of operations as users know them; by GgufOp.
-constexpr const char* kOpNames[] = {"ggml_dequantize", "ggml_mul_mat_vec_a8", "ggml_moe_a8_vec"};
+constexpr const char* kOpNames[] = {"ggml_dequantize",     "ggml_mul_mat_vec_a8", "ggml_moe_a8_vec",
+                                    "ggml_moe_gate_up_a8", "mxfp4_moe_gate_up",   "mxfp4_moe_down"};
+constexpr int kOps = sizeof kOpNames / sizeof *kOpNames;
 
 }  // namespace
 
@@ -47,6 +49,9 @@ bool has_op(const FormatOps& format, int op) {
     case GGUF_OP_DEQUANTIZE: return format.dequantize != nullptr;
     case GGUF_OP_MUL_MAT_VEC: return format.mul_mat_vec != nullptr;
     case GGUF_OP_MOE_VEC: return format.moe_vec != nullptr;
+    case GGUF_OP_MOE_GATE_UP: return format.moe_gate_up != nullptr;
+    case GGUF_OP_MXFP4_GATE_UP: return format.type == MXFP4 && format.moe_gate_up != nullptr;
+    case GGUF_OP_MXFP4_DOWN: return format.type == MXFP4 && format.moe_down != nullptr;
     default: return false;
   }
 }
@@ -177,8 +182,7 @@ int quantize(const Product& p, int64_t x_stride, ActivationView activations, cud
 using namespace gguf;
 
 extern "C" int gguf_supports(int32_t op, int32_t type, GgufError* error) {
-  if (op < 0 || op > GGUF_OP_MOE_VEC)
-    return fail(error, GGUF_BAD_ARGUMENT, "op is %d; wanted: 0 to %d", op, GGUF_OP_MOE_VEC);
+  if (op < 0 || op >= kOps) return fail(error, GGUF_BAD_ARGUMENT, "op is %d; wanted: 0 to %d", op, kOps - 1);
   int code;
   find_format(op, type, error, &code);
   return code;

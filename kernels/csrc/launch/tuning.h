@@ -22,6 +22,20 @@ constexpr uint32_t kStageBytes = 56 << 10;       // a stage holds whole rows up 
 constexpr uint32_t kSmallStageBytes = 21 << 10;  // the same where activations leave no room for such stages
 constexpr uint32_t kMinStages = 3;               // fewer leave memory idle: then the activations come with each stage
 
+// Of routed experts (device/routed.cuh). Rows a wave computes of each projection: more share their activations, which NVIDIA's
+// GPUs want in the down projection; on AMD's they would cost waves. From kRoutedTileTokens tokens and kRoutedTileSlots
+// slots an expert on, slots are sorted by expert; measured on an H200, where below that each slot by itself is faster.
+#if defined(ROCMBUILD_PLATFORM_CUDA)
+constexpr int kGateUpRows = 1;
+constexpr int kDownRows = 2;
+constexpr int64_t kRoutedTileSlots = 3;
+#else
+constexpr int kGateUpRows = 1;
+constexpr int kDownRows = 1;
+constexpr int64_t kRoutedTileSlots = 0;
+#endif
+constexpr int64_t kRoutedTileTokens = 5;
+
 struct DeviceTraits {
   int multiprocessors;
   int shared_bytes;  // that a block may have
