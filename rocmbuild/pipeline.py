@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocmbuild import __version__, console, fresh, process, wrapped
-from rocmbuild.build import ninja, project, wheel
+from rocmbuild.build import editable, ninja, project, wheel
 from rocmbuild.build.jobs import choose_jobs, read_machine
 from rocmbuild.build.plan import BuildPlan, PlanInput, make_plan, prefix_maps
 from rocmbuild.build.tools import find_program
@@ -49,7 +49,6 @@ __all__ = [
 ]
 
 LOADER = "_rocmbuild_loader.py"
-INPUTS = "inputs.json"  # in the build folder: the sources of an editable install, with their times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -577,7 +576,7 @@ def _build(
             )
         write_atomic(out / path.name, path.read_bytes())
         if times:
-            write_atomic(config.build_dir / INPUTS, _json(times))
+            write_atomic(config.build_dir / editable.INPUTS, _json(times))
         _remember(prepared, hook, environ, path, began=began)
         return Built(path=out / path.name, report=report, record=record, ran=ran)
 
@@ -631,7 +630,15 @@ def _build_wrapped(config: Config, out: Path, environ: MutableMapping[str, str],
     with locked(config.build_dir):
         mark_build(config.build_dir, config.project, editable=hook == "build_editable")
         done = wrapped.build_wrapped(
-            config, out, environ, hook=hook, targets=targets, toolchain=toolchain, cxx=cxx, sdk=sdk
+            config,
+            out,
+            environ,
+            hook=hook,
+            targets=targets,
+            toolchain=toolchain,
+            cxx=cxx,
+            sdk=sdk,
+            settings=_editable_settings(config),
         )
         return Built(path=done.path, report=done.report, record=done.record, ran=done.ran)
 
@@ -683,16 +690,13 @@ def _finder_members(prepared: Prepared) -> dict[str, bytes]:
     config = prepared.config
     facts = {
         "places": places,
+        "watched": [],
         "project": str(config.project),
-        "inputs": str(config.build_dir / INPUTS),
+        "inputs": str(config.build_dir / editable.INPUTS),
         "settings": _editable_settings(config),
         "rebuild": config.editable_rebuild,
     }
-    text = (Path(__file__).parent / "build" / "finder.py").read_text(encoding="utf-8")
-    head, _, rest = text.partition("FACTS: dict[str, Any] = {")
-    text = f"{head}FACTS: dict[str, Any] = {facts!r}\n{rest.partition(chr(10))[2]}"
-    name = "_rocmbuild_editable_" + hashlib.sha256(str(config.project).encode()).hexdigest()[:8]
-    return {f"{name}.py": text.encode(), f"{name}.pth": f"import {name}\n".encode()}
+    return editable.finder_members(config.project, facts)
 
 
 def _put_loaders(prepared: Prepared) -> dict[str, str]:
@@ -713,6 +717,9 @@ def build_in_place(config: Config, environ: MutableMapping[str, str]) -> tuple[A
     """
     from rocmbuild.audit.report import audit
 
+    if wrapped.is_wrapped(config):
+        built = _build_wrapped(config, config.build_dir / "in-place", environ, hook="build_editable")
+        return built.report, built.ran
     with locked(config.build_dir):
         times = _input_times(config)
         prepared = prepare(config, environ)
@@ -726,7 +733,7 @@ def build_in_place(config: Config, environ: MutableMapping[str, str]) -> tuple[A
                 "the audit refuses these libraries:\n" + "\n".join(str(finding) for finding in report.findings)
             )
         _put_loaders(prepared)
-        write_atomic(config.build_dir / INPUTS, _json(times))
+        write_atomic(config.build_dir / editable.INPUTS, _json(times))
         return report, ran
 
 

@@ -77,6 +77,7 @@ class _Job:
     sdk: TorchSdk
     include: tuple[Path, ...]
     hook: str
+    settings: list[str]
 
     @property
     def build_dir(self) -> Path:
@@ -203,14 +204,15 @@ def build_wrapped(
     toolchain: Toolchain,
     cxx: tuple[str, str],
     sdk: TorchSdk,
+    settings: list[str],
 ) -> WrappedBuild:
     """Build, audit, and only then publish the wheel of a project with its own setup.py.
 
-    hook: build_wheel or build_editable. The wheel's tags are those that setuptools gave it. Where nothing has changed
-    that setup.py could see, the last wheel is audited again and serves, without setup.py, compilers or torch; else each
-    compiler command whose sources and headers are as they were gives its last result. Raises CheckError for sources
-    that cannot be HIP, a failed build, a wheel that is not what was asked for. Experimental where torch is no ROCm
-    build: see rocmbuild.build.torch_hip.
+    hook: build_wheel or build_editable. settings: those with which an editable install builds again. The wheel's tags
+    are those that setuptools gave it. Where nothing has changed that setup.py could see, the last wheel is audited
+    again and serves, without setup.py, compilers or torch; else each compiler command whose sources and headers are as
+    they were gives its last result. Raises CheckError for sources that cannot be HIP, a failed build, a wheel that is
+    not what was asked for. Experimental where torch is no ROCm build: see rocmbuild.build.torch_hip.
     """
     job = _Job(
         config=config,
@@ -221,29 +223,34 @@ def build_wrapped(
         sdk=sdk,
         include=_headers(sdk),
         hook=hook,
+        settings=settings,
     )
     console.note(
         f"rocmbuild {__version__}; targets {', '.join(targets.names)} (from {targets.source}); ROCm "
         f"{toolchain.hip_version} with clang {toolchain.clang_version} ({toolchain.name}); setup.py with torch "
         f"{sdk.version}"
     )
+    times = project.input_times(config.project, config.build_dir)
     _copy(config)
     wheels, stamp = config.build_dir / "wheel" / hook, config.build_dir / f"{hook}.json"
     tools = [toolchain.identity(), sdk.digest, sdk.version, cxx]
-    asked = [hook, list(targets.names), targets.source, config.debug, *tools]
+    asked = [hook, list(targets.names), targets.source, config.debug, settings, config.editable_rebuild, *tools]
     state = _state(config, environ, job.places(), asked)
-    known = _known(stamp, state, wheels)
+    tree = config.build_dir / "editable"
+    known = _known(stamp, state, wheels) if hook != "build_editable" or tree.exists() else None
     if known:
         path, ran = known, 0
         record = json.loads((config.build_dir / "record.json").read_bytes())
     else:
         stamp.unlink(missing_ok=True)
         path, record, ran = _make(job, wheels)
-    libraries = editable.libraries(config.build_dir / "editable") if hook == "build_editable" else [path]
+    libraries = editable.libraries(tree) if hook == "build_editable" else [path]
     report = _audited(libraries, job, record, show=path)
     if not known:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         write_atomic(stamp, _json({"state": state, "name": path.name, "digest": digest}))
+    if hook == "build_editable":
+        write_atomic(config.build_dir / editable.INPUTS, _json(times))
     write_atomic(out / path.name, path.read_bytes())
     return WrappedBuild(path=out / path.name, report=report, record=record, ran=ran)
 
@@ -329,17 +336,28 @@ def _make(job: _Job, wheels: Path) -> tuple[Path, dict[str, Any], int]:
         "commands": [command for command in commands if command["exit"] == 0],
     }
     write_atomic(build_dir / "record.json", _json(record))
-    edit = None
+    edit, added = None, {}
     libraries = [raw / name]
     if job.hook == "build_editable":
-        farm = build_dir / "editable"
-        edit = (str(editable.move(job.copy, farm, job.config.project)), str(farm))
-        libraries = editable.libraries(farm)
+        tree = build_dir / "editable"
+        edit = (str(editable.publish(job.copy, tree, config.project)), str(tree))
+        libraries = editable.libraries(tree)
+        added = editable.finder_members(
+            config.project,
+            {
+                "places": {},
+                "watched": editable.names(tree),
+                "project": str(config.project),
+                "inputs": str(build_dir / editable.INPUTS),
+                "settings": job.settings,
+                "rebuild": config.editable_rebuild,
+            },
+        )
     seen = _audited(libraries, job, record, show=raw / name)
     path = wheel.finish_wheel(
         raw / name,
         wheels,
-        added={},
+        added=added,
         evidence=_evidence(record, seen, job.places()),
         environ=job.environ,
         keep_tags=True,

@@ -69,7 +69,7 @@ def test_an_edit_is_built_on_import_and_only_what_uses_it(tmp_path: Path) -> Non
     def start(**environ: str) -> subprocess.Popen[str]:
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environ
         pipe = subprocess.PIPE
-        return subprocess.Popen([python, "-c", CHECK], env=env, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen([python, "-c", CHECK], env=env, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path)
 
     def imported(**environ: str) -> tuple[str, str]:
         out, err = start(**environ).communicate()

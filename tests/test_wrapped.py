@@ -20,7 +20,7 @@ import pytest
 from support import digest_tree, needs_toolchain, needs_torch_sdk, require
 
 from rocmbuild.build.torch_hip import hip_headers, make_stubs
-from rocmbuild.build.wrapped import _MATH_HEADER
+from rocmbuild.build.wrapped import _MATH_HEADER, check_sources
 from rocmbuild.toolchain.discover import candidates
 from rocmbuild.toolchain.elf import read_dynamic
 from rocmbuild.toolchain.torch_sdk import find_torch_sdk
@@ -202,7 +202,8 @@ class Public:
     """A public CUDA extension project: an sdist of the package index, unchanged but for its build backend.
 
     environ: the project's own switches. units: its HIP compilations. kernels: text in the name of one of its kernels.
-    refused: for a project whose sources cannot be HIP, place -> words that are told there.
+    refused: for a project whose sources cannot be HIP, place -> words that are told there; told: the same where only
+    the compiler can tell that it is so.
     """
 
     name: str
@@ -213,19 +214,12 @@ class Public:
     units: int = 0
     kernels: str = ""
     refused: dict[str, str] = field(default_factory=dict)
+    told: dict[str, str] = field(default_factory=dict)
 
 
 PUBLIC = {
     project.name: project
     for project in (
-        Public(
-            name="nerfacc",
-            version="0.5.3",
-            sha256="01850cbbd71b6aeab059cbfb695755f8b6604f3fdfe48c44925b4b97c0c324db",
-            shows="four .cu files, at::cuda streams, thrust iterators and cub behind a macro, distutils without ninja",
-            units=4,
-            kernels="scan",
-        ),
         Public(
             name="torch-cluster",
             version="1.6.3",
@@ -236,6 +230,16 @@ PUBLIC = {
             kernels="radius",
         ),
         Public(
+            name="torch-points-kernels",
+            version="0.7.0",
+            sha256="a93d6c69fe2035e81c066b6ca6d2264cecdb368677152a231a69f686f00f6571",
+            shows="seven .cu files and their C++ callers in one extension, at::cuda streams, atomics, dynamic shared "
+            "memory, distutils without ninja",
+            environ={"FORCE_ONLY_CUDA": "1"},
+            units=7,
+            kernels="ball",
+        ),
+        Public(
             name="causal-conv1d",
             version="1.7.0",
             sha256="3202758494eaa7b597ce1c282dfa188889506bfcb92cad3c407d26736bfcd32b",
@@ -244,6 +248,14 @@ PUBLIC = {
             environ={"CAUSAL_CONV1D_FORCE_BUILD": "TRUE"},  # without a look for a wheel on the network
             units=3,
             kernels="causal_conv1d",
+        ),
+        Public(
+            name="nerfacc",
+            version="0.5.3",
+            sha256="01850cbbd71b6aeab059cbfb695755f8b6604f3fdfe48c44925b4b97c0c324db",
+            shows="four .cu files, at::cuda streams, operators on float3 that HIP's headers have as well: clang calls "
+            "their uses ambiguous, and the checks say where they are",
+            told={"csrc/include/utils_math.cuh:295:35": "operator+"},
         ),
         Public(
             name="torch-scatter",
@@ -294,10 +306,6 @@ def from_index(pinned: Public, folder: Path) -> Path:
     return project
 
 
-IN_CI = ("nerfacc",)
-"""Those whose compilation is worth CI's time; the others take minutes of two processors each."""
-
-
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
@@ -315,15 +323,28 @@ def test_a_public_project_that_rocm_7_refuses_is_told_so_by_line(tmp_path: Path,
 
 
 @pytest.mark.slow
+@needs_torch_sdk
+@pytest.mark.usefixtures("torch_here")
+def test_what_only_the_compiler_can_refuse_is_told_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = PUBLIC["nerfacc"]
+    project = from_index(pinned, tmp_path)
+    monkeypatch.setenv("ROCMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    sources = [str(path.relative_to(project)) for path in project.glob("nerfacc/cuda/csrc/*.cu")]
+    settings = {"project": str(project), "torch": find_torch_sdk().version.partition("+")[0], "hip_version": "7.2"}
+    told = check_sources(settings, sources, ["nerfacc/cuda/csrc/include"])
+    for place, name in pinned.told.items():
+        assert any(place in text and name in text and "ambiguous" in text for text in told), told
+
+
+@pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
 @pytest.mark.usefixtures("torch_here", "math")
+@pytest.mark.skipif(not os.environ.get("ROCMBUILD_TEST_PUBLIC"), reason="minutes each; `nox -s wrapped` runs them")
 @pytest.mark.parametrize("name", [name for name, project in PUBLIC.items() if project.units])
 def test_a_public_project_becomes_a_wheel(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    if name not in IN_CI and not os.environ.get("ROCMBUILD_TEST_PUBLIC"):
-        pytest.skip("minutes; `nox -s wrapped` runs it")
     for variable, value in PUBLIC[name].environ.items():
         monkeypatch.setenv(variable, value)
     done = build(from_index(PUBLIC[name], tmp_path), tmp_path / "dist", cache)
@@ -421,10 +442,21 @@ def test_front_ends_isolated_and_editable_compile_only_what_changed(
         "import site, sys; site.addsitedir(sys.argv[1]); import wrapped_stream, importlib.util as u, os\n"
         "print(os.path.realpath(wrapped_stream.__file__)); print(u.find_spec('wrapped_stream._C').origin)"
     )
-    words = [sys.executable, "-c", script, str(site)]
-    source, library = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
-    assert source == str(project / "wrapped_stream/__init__.py")
-    assert Path(library).is_relative_to(mine)
+
+    def imported(**environ: str) -> Path:
+        words, env = [sys.executable, "-c", script, str(site)], {**os.environ, **environ}
+        source, library = subprocess.run(words, env=env, check=True, capture_output=True, text=True).stdout.split()
+        assert source == str(project / "wrapped_stream/__init__.py")
+        assert Path(library).is_relative_to(mine)
+        return Path(library)
+
+    built = imported().read_bytes()
+    (project / "csrc/offset.cuh").write_text("#pragma once\nconstexpr float kOffset = 3.0f;\n")
+    assert imported(ROCMBUILD_EDITABLE_REBUILD="0").read_bytes() == built
+    monkeypatch.delenv("FREETOKEN_ROCM_ARCH")  # what it was installed for is kept
+    assert imported().read_bytes() != built
+    assert ran(mine) == ["_C", "offset"]
+    assert imported().read_bytes() != built
     (marks,) = mine.glob("builds/project-*/project.json")
     assert json.loads(marks.read_text()) == {"project": str(project), "editable": True}
     (project / "pyproject.toml").write_text(PYPROJECT)

@@ -1,33 +1,63 @@
-"""Editable installs of projects with their own setup.py: a tree of links to the checkout, with the libraries beside."""
+"""Editable installs: the finder in their wheel, and for projects with their own setup.py a tree of links.
+
+The libraries that setup.py builds lie in that tree, beside links to the checkout's Python files.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rocmbuild.errors import CheckError
 
-__all__ = ["libraries", "move"]
+__all__ = ["INPUTS", "finder_members", "libraries", "names", "publish"]
+
+INPUTS = "inputs.json"
+"""In the build folder: the sources of an editable install, with their times."""
 
 
-def move(copy: Path, tree: Path, project: Path) -> Path:
+def finder_members(project: Path, facts: Mapping[str, Any]) -> dict[str, bytes]:
+    """The members of an editable wheel that find what was built, and build anew what was edited (build/finder.py)."""
+    text = (Path(__file__).parent / "finder.py").read_text(encoding="utf-8")
+    head, _, rest = text.partition("FACTS: dict[str, Any] = {")
+    text = f"{head}FACTS: dict[str, Any] = {dict(facts)!r}\n{rest.partition(chr(10))[2]}"
+    name = "_rocmbuild_editable_" + hashlib.sha256(str(project).encode()).hexdigest()[:8]
+    return {f"{name}.py": text.encode(), f"{name}.pth": f"import {name}\n".encode()}
+
+
+def publish(copy: Path, tree: Path, project: Path) -> Path:
     """Make `tree` of what setuptools' strict editable mode made in the copy, and return the folder of that.
 
     Each file that is a link to one that the checkout has becomes a link to the checkout's, and a folder of which all is
     in one folder of the checkout becomes one link, so that new modules are found there; what the build made is copied.
-    Raises CheckError where setuptools made no such folder.
+    The tree is a link itself, turned over at once: another process may be importing from it. Raises CheckError where
+    setuptools made no such folder.
     """
     made = sorted((copy / "build").glob("__editable__.*"))
     if len(made) != 1:
         raise CheckError(f"setuptools made {len(made)} trees of links in {copy}/build, wanted one")
-    new = tree.with_name(f".new-{tree.name}")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
+    new = Path(tempfile.mkdtemp(prefix=f"{tree.name}-", dir=tree.parent))
+    new.chmod(0o755)
     for path in sorted(made[0].iterdir()):
         _link(path, new / path.name, copy.resolve(), project)
-    shutil.rmtree(tree, ignore_errors=True)
-    new.rename(tree)
+    link = tree.with_name(f".new-{tree.name}")
+    link.unlink(missing_ok=True)
+    link.symlink_to(new.name)
+    os.replace(link, tree)  # noqa: PTH105
+    for other in tree.parent.glob(f"{tree.name}-*"):
+        if other != new:
+            shutil.rmtree(other, ignore_errors=True)
     return made[0]
+
+
+def names(tree: Path) -> list[str]:
+    """The top-level modules of a tree."""
+    return sorted({path.name.split(".")[0] for path in tree.iterdir()})
 
 
 def _link(path: Path, target: Path, copy: Path, project: Path) -> None:

@@ -16,8 +16,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from typing import Any
 
-FACTS: dict[str, Any] = {"places": {}, "project": "", "inputs": "", "settings": [], "rebuild": False}
-"""places: folders by package. project: the checkout. inputs: file that names the sources. settings: KEY=VALUE."""
+FACTS: dict[str, Any] = {"places": {}, "watched": [], "project": "", "inputs": "", "settings": [], "rebuild": False}
+"""places: folders by package. watched: modules found without this, before which the sources are looked at. project: the
+checkout. inputs: file that names the sources. settings: KEY=VALUE."""
 
 SWITCH = "ROCMBUILD_EDITABLE_REBUILD"
 BUSY = "ROCMBUILD_EDITABLE_BUSY"
@@ -77,6 +78,9 @@ class Finder:
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """A folder that the checkout does not have, or a module in one."""
         places = FACTS["places"]
+        if name in FACTS["watched"]:
+            cls.look()
+            return None
         if name in places:
             cls.look()
             spec = ModuleSpec(name, None, is_package=True)
@@ -89,4 +93,7 @@ class Finder:
         return PathFinder.find_spec(name, [place])
 
 
-sys.meta_path.append(Finder)
+if FACTS["watched"]:
+    sys.meta_path.insert(0, Finder)
+else:
+    sys.meta_path.append(Finder)

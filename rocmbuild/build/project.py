@@ -43,6 +43,25 @@ def project_files(project: Path, excluded: Path) -> list[Path]:
     return list(_files(project, project, excluded.resolve()))
 
 
+def input_times(project: Path, excluded: Path) -> dict[str, list[int | None]]:
+    """[size, time in ns] of the files of a project that a build can depend on, and the time of folders of such alone.
+
+    Python modules are none, setup.py is; a folder that holds one changes its time when Python is run.
+    """
+    times: dict[str, list[int | None]] = {}
+    folders: dict[Path, bool] = {}
+    for path in _files(project, project, excluded.resolve()):
+        module = path.suffix == ".py"
+        folders[path.parent] = folders.get(path.parent, False) or module
+        if not module or path.name == "setup.py":
+            info = path.stat()
+            times[str(path)] = [info.st_size, info.st_mtime_ns]
+    for folder, modules in folders.items():
+        if not modules and folder != project:
+            times[str(folder)] = [None, folder.stat().st_mtime_ns]
+    return times
+
+
 def copy_project(project: Path, copy: Path, *, excluded: Path, manifest: Sequence[str] = ()) -> None:
     """Make `copy` equal to the project: files that differ are written, files that are gone are removed.
 
