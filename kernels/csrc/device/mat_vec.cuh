@@ -117,7 +117,7 @@ static __device__ __forceinline__ int64_t first_row_of_wave(int64_t first_group)
 
 // Grid: x over groups of kMatVecWaves * kRows rows, y over groups of kVectors vectors, the last of which may have fewer.
 template <typename Format, int kVectors, int kRows>
-static __global__ void __launch_bounds__(kMatVecThreads) GGUF_WAVES_OF_SIMD(16) mul_mat_vec(MatVecArgs args) {
+static __global__ void __launch_bounds__(kMatVecThreads) GGUF_REGISTERS(96) mul_mat_vec(MatVecArgs args) {
   const int64_t first_row = first_row_of_wave<kRows>(args.first_group);
   if (first_row >= args.rows) return;
   const int64_t vector = args.first_vector + static_cast<int64_t>(blockIdx.y) * kVectors;
@@ -138,7 +138,7 @@ struct MoeVecArgs {
 
 // Grid: x as above, y over tokens, z over the slots of a token.
 template <typename Format, int kRows>
-static __global__ void __launch_bounds__(kMatVecThreads) GGUF_WAVES_OF_SIMD(16) moe_vec(MoeVecArgs args) {
+static __global__ void __launch_bounds__(kMatVecThreads) GGUF_REGISTERS(96) moe_vec(MoeVecArgs args) {
   const MatVecArgs& product = args.product;
   const int64_t first_row = first_row_of_wave<kRows>(product.first_group);
   if (first_row >= product.rows) return;

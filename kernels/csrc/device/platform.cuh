@@ -37,11 +37,12 @@ static __device__ __forceinline__ int wave_uniform(int value) {
 #endif
 }
 
-// Registers for so many waves on each SIMD; NVIDIA's compiler is not told.
+// At most so many vector registers; NVIDIA's compiler is not told. 96 are 16 waves on each SIMD where a lane has 1,536
+// (gfx1100, gfx1101, gfx1151, gfx12), and 10 on the other GPUs of gfx11, which have 1,024.
 #if defined(__HIP__)
-#define GGUF_WAVES_OF_SIMD(count) __attribute__((amdgpu_waves_per_eu(count)))
+#define GGUF_REGISTERS(count) __attribute__((amdgpu_num_vgpr(count)))
 #else
-#define GGUF_WAVES_OF_SIMD(count)
+#define GGUF_REGISTERS(count)
 #endif
 
 // The compiler moves nothing across: it would load the activations of all vectors first, for which there is no room.
