@@ -82,6 +82,7 @@ def test_changed_device_code_never_yields_an_old_host_object(
             wheels[flags, launcher] = build(project, folder, launcher=launcher).path.read_bytes()
         assert wheels[flags, "ccache"] == wheels[flags, "none"], "the same bytes with a cache and without"
     assert len(set(wheels.values())) == 2, "the flags must have changed the device code, or nothing was shown"
+    assert build(project, tmp_path / "none3", launcher="ccache").ran == 0, "a cache is no reason to build anew"
     again = build(project, tmp_path / "again", launcher="ccache")
     assert said(again) == {"device": ["local"], "host": ["local"]}
     assert again.path.read_bytes() == wheels['"-O3", "-ffast-math"', "none"]

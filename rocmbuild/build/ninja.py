@@ -19,6 +19,7 @@ from rocmbuild.paths import write_atomic
 
 __all__ = ["Command", "cached", "compile_commands", "headers_outside", "ninja_file", "read_commands", "run_ninja"]
 
+LAUNCH_VARIABLE = "ROCMBUILD_LAUNCH_PROGRAM"  # of recorder.py
 _STATUS = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")
 _SHELL_SAFE = re.compile(r"^[A-Za-z0-9_@%+=:,./-]+$")
 
@@ -65,8 +66,8 @@ def ninja_file(plan: BuildPlan) -> str:
     ]
     for edge in plan.edges:
         env = [f"{name}={value}" for name, value in edge.env]
-        if plan.launcher and edge.kind in COMPILATIONS:
-            env = [f"--launch={plan.launcher}", *env]
+        if edge.kind in COMPILATIONS:
+            env = ["--launch", *env]
         words = ["sh", "support/record", f"commands/{edge.key}.json", *env, "--", *edge.argv]
         line = f"build {_path(edge.output)}: run {' '.join(map(_path, edge.inputs))}"
         if edge.implicit:
@@ -144,7 +145,9 @@ def run_ninja(plan: BuildPlan, build_dir: Path, *, jobs: int | None, verbose: bo
     ran = 0
     tail: list[str] = []
     with console.Progress("rocmbuild: compiling", enabled=not verbose) as progress:
-        ninja_run = process.Stream(words, what="building", cwd=build_dir, env={**env, "NINJA_STATUS": "[%f/%t] "})
+        # the compiler cache is no word of a command: another one, or none, is no reason to build anew
+        more = {"NINJA_STATUS": "[%f/%t] ", LAUNCH_VARIABLE: plan.launcher}
+        ninja_run = process.Stream(words, what="building", cwd=build_dir, env={**env, **more})
         for line in ninja_run:
             match = _STATUS.match(line)
             if match:

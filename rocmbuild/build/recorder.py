@@ -1,15 +1,16 @@
 """Runs one command of a build and writes down what ran. A script by itself: it imports nothing of rocmbuild.
 
-    recorder.py RECORD.json [--launch=PROGRAM] [NAME=VALUE ...] -- PROGRAM [WORD ...]
+    recorder.py RECORD.json [--launch] [NAME=VALUE ...] -- PROGRAM [WORD ...]
 
 A word `@sha256:FILE@`, or a part of one, becomes the digest of FILE. The record holds the words as they
 ran, the variables set for them, the variables of the environment through which compilers take flags, the
 exit status, the seconds, and what the program printed.
 
---launch: a compiler cache, put in front of the words; the record's words are without it. A cache restores objects, not
-the dependency file that `-Xclang -dependency-file` writes, so the words from there on are left out of what it runs, and
-the compiler itself writes that file afterwards, by preprocessing. What ccache says of the result is in the record, as
-`cache`: "local", "remote" (of a store that builders share) or "miss".
+--launch: the compiler cache that ROCMBUILD_LAUNCH_PROGRAM names, if it names one, is put in front of the words; the
+record's words are without it. A cache restores objects, not the dependency file that `-Xclang -dependency-file` writes,
+so the words from there on are left out of what it runs, and the compiler itself writes that file afterwards, by
+preprocessing. What ccache says of the result is in the record, as `cache`: "local", "remote" (of a store that builders
+share) or "miss".
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import sys
 import time
 
 INJECTING = ("HCC_AMDGPU_TARGET", "HIPCC_COMPILE_FLAGS_APPEND", "HIPCC_LINK_FLAGS_APPEND", "CCC_OVERRIDE_OPTIONS")
-LAUNCH = "--launch="
+LAUNCH = "--launch"
 
 
 def digest(match: re.Match[str]) -> str:
@@ -71,8 +72,8 @@ def launch(launcher: str, argv: list[str], env: dict[str, str], log: str) -> tup
 def main(words: list[str]) -> int:
     record, rest = words[0], words[1:]
     split = rest.index("--")
-    launcher = next((word[len(LAUNCH) :] for word in rest[:split] if word.startswith(LAUNCH)), "")
-    given = dict(word.split("=", 1) for word in rest[:split] if not word.startswith(LAUNCH))
+    launcher = os.environ.get("ROCMBUILD_LAUNCH_PROGRAM", "") if LAUNCH in rest[:split] else ""
+    given = dict(word.split("=", 1) for word in rest[:split] if word != LAUNCH)
     argv = [re.sub(r"@sha256:([^@]+)@", digest, word) for word in rest[split + 1 :]]
     env = {**{name: os.environ[name] for name in INJECTING if name in os.environ}, **given}
     os.makedirs(os.path.dirname(record) or ".", exist_ok=True)  # noqa: PTH103, PTH120
