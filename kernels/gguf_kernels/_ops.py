@@ -23,6 +23,8 @@ def _require(op: str, W: Tensor) -> None:
     """Refuse a device that no library serves; asked once a device, and not while a graph is traced."""
     if torch.compiler.is_compiling() or W.device in _READY:
         return
+    if W.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return  # no time to ask the runtime; a launch that cannot be tells its own error
     require_device(op, "W", W.device)
     _READY.add(W.device)
 
