@@ -84,8 +84,8 @@ def main() -> None:
     found = model(x)
     error = float((found - wanted).norm() / (wanted - x).norm())
     print(f"12 tokens, 2 layers: {error:.2%} from plain torch on the same weights")
-    if not error < 0.02:  # activations of 8 bits, twice a layer
-        raise SystemExit(f"moe_drop_in: an error of {error:.2%} was found, less than 2% is wanted")
+    if not error < 0.04:  # activations of 8 bits with a scale every 256, twice a layer
+        raise SystemExit(f"moe_drop_in: an error of {error:.2%} was found, less than 4% is wanted")
 
 
 if __name__ == "__main__":

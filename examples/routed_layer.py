@@ -44,8 +44,8 @@ def main() -> None:
             wanted.index_add_(0, token, (hidden @ d.T) * weights[token, slot, None])
         error = float((found - wanted).norm() / wanted.norm())
         print(f"{tokens} tokens on {device}: {error:.2%} from the same layer with unquantised activations")
-        if not error < 0.02:  # activations of 8 bits, twice
-            raise SystemExit(f"routed_layer: an error of {error:.2%} was found, less than 2% is wanted")
+        if not error < 0.04:  # activations of 8 bits with a scale every 256, twice
+            raise SystemExit(f"routed_layer: an error of {error:.2%} was found, less than 4% is wanted")
 
 
 if __name__ == "__main__":

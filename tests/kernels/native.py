@@ -95,6 +95,12 @@ class NativeLibrary:
         if code != 0:
             raise NativeError(code, error.text.decode())
 
+    def size(self, name: str, params: ctypes.Structure) -> int:
+        """What a function that takes nothing but parameters says, in bytes."""
+        function = getattr(self._dll, name)
+        function.restype = I64
+        return int(function(ctypes.byref(params)))
+
     def activation_bytes(self, vectors: int, cols: int) -> int:
         return int(self._dll.gguf_activation_bytes(vectors, cols))
 

@@ -13,6 +13,10 @@ import numpy as np
 import oracle
 from cases import FORMATS, MOE_CASES, NMSE_F32, PRODUCT_CASES, block_of, fit
 from native import DTYPES, TYPES, DequantizeParams, MoeVecParams, MulMatVecParams, NativeLibrary
+from packages import csrc_folder
+from routed_sanitized import run_routed
+
+ROUTED_VARIANTS = (1, 2, 3) if (csrc_folder() / "launch" / "mat_mat.h").exists() else (1,)
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -146,6 +150,9 @@ def main(library: NativeLibrary) -> None:
                 dtype=0,
             )
             library.call("gguf_mul_mat_vec_a8", params)
+    if "MXFP4" in FORMATS:
+        with Buffers() as buffers:
+            run_routed(library, buffers.of, ROUTED_VARIANTS)
     sys.stdout.write("all right\n")
 
 

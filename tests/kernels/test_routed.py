@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -10,8 +14,11 @@ import pytest
 import routed_oracle
 import torch
 from cases import FORMATS, NMSE_F32, fit, ulps
-from packages import csrc_folder
+from native import NativeLibrary, guarded
+from on_device import OnDevice
+from packages import ROOT, csrc_folder
 from routed_oracle import blocks_of_32, q8_k
+from routed_sanitized import run_routed
 from test_products import activations, rng_of
 
 TILES = ("tiles", "dot_tiles") if (csrc_folder() / "launch" / "mat_mat.h").exists() else ()
@@ -281,6 +288,16 @@ def test_other_layouts_of_the_rest(kernels: ModuleType, variant: str) -> None:
     )
 
 
+def test_nothing_outside_of_the_buffers_is_touched(library: Path) -> None:
+    """Trap 5, and 1 again: pages that nobody may touch around each buffer, results and scratch poisoned."""
+    with ExitStack() as stack:
+        run_routed(
+            NativeLibrary(library),
+            lambda array: stack.enter_context(guarded(array))[0],
+            tuple(range(1, 1 + len(VARIANTS))),
+        )
+
+
 # --- numbers at the edges --------------------------------------------------------------------------------------------
 
 
@@ -433,3 +450,51 @@ def test_wrong_input_is_refused_in_words(kernels: ModuleType) -> None:
         with pytest.raises((RuntimeError, ValueError)) as caught:
             call()
         assert str(caught.value).startswith(text), str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["routed_layer", "moe_drop_in"])
+def test_examples(package: Path, name: str) -> None:
+    """They judge their results themselves."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / f"{name}.py"],
+        env={"PYTHONPATH": str(package), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "% from " in done.stdout
+
+
+# --- graphs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use; cuda_run.py runs it there")
+@pytest.mark.parametrize("tokens", [1, 4, 24])
+@by_variant
+def test_a_captured_layer_takes_new_routing(kernels: ModuleType, tokens: int, variant: str) -> None:
+    """A whole routed layer in one graph, replayed on other tokens, other ids (-1 among them) and other weights."""
+    there = kernels._module if isinstance(kernels, OnDevice) else kernels
+    _, weights, _, _ = layer_case(tokens, model=512, ffn=256)
+    gate, up, down = (each.cuda() for each in tensors(*weights))
+    x = torch.zeros(tokens, 512, device="cuda")
+    ids = torch.zeros(tokens, 3, dtype=torch.int64, device="cuda")
+    factors = torch.zeros(tokens, 3, device="cuda")
+
+    def layer() -> torch.Tensor:
+        return there.mxfp4_experts(x, gate, up, down, ids, factors, variant=variant)  # type: ignore[no-any-return]
+
+    layer()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = layer()
+    for seed in range(4):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        x.copy_(torch.randn(x.shape, generator=generator, device="cuda"))
+        ids.copy_(torch.randint(-1, 8, ids.shape, generator=generator, device="cuda"))
+        factors.copy_(torch.rand(factors.shape, generator=generator, device="cuda"))
+        captured.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(captured, layer()) and captured.any()
