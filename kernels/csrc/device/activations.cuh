@@ -74,13 +74,14 @@ struct QuantizeArgs {
 constexpr int kQuantizeThreads = 256;  // at most
 constexpr int kQuantizePerThread = 4;  // 8 neighbouring lanes share a block of 32
 
-// Quantises a block that 8 neighbouring lanes hold, 4 elements each, and returns the own four q. The scale is whole in the
-// last of the lanes only. All lanes of the wave take part.
-static __device__ __forceinline__ uint32_t quantize_by_lanes(const float (&x)[kQuantizePerThread],
-                                                             ActivationScale* scale) {
+// Quantises N of the 32 elements of a block, all of which 32 / N neighbouring lanes hold; returns the own q and, in the
+// last of those lanes, the block's scale. All lanes of the wave take part.
+template <int N>
+static __device__ __forceinline__ ActivationScale quantize_by_lanes(const float (&x)[N], uint32_t (&packed)[N / 4]) {
+  static_assert(N == 4 || N == 16, "8 lanes, or 2");
   uint32_t largest = 0;  // bits of the largest magnitude; infinity is above every number there, and NaN above infinity
 #pragma unroll
-  for (int i = 0; i < kQuantizePerThread; ++i) {
+  for (int i = 0; i < N; ++i) {
     uint32_t bits;
     memcpy(&bits, &x[i], 4);
     bits &= 0x7fffffffu;
@@ -88,32 +89,36 @@ static __device__ __forceinline__ uint32_t quantize_by_lanes(const float (&x)[kQ
   }
   uint32_t other = wave_xor<1>(largest);
   largest = other > largest ? other : largest;
-  other = wave_xor<2>(largest);
-  largest = other > largest ? other : largest;
-  other = wave_xor<4>(largest);
-  largest = other > largest ? other : largest;
+  if constexpr (N == 4) {
+    other = wave_xor<2>(largest);
+    largest = other > largest ? other : largest;
+    other = wave_xor<4>(largest);
+    largest = other > largest ? other : largest;
+  }
 
   float amax;
   memcpy(&amax, &largest, 4);
   const float d = amax / 127.0f;
   const bool finite = largest < 0x7f800000u;
-  uint32_t packed = 0;
   int32_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < N / 4; ++i) packed[i] = 0;
   if (finite && d != 0.0f) {
 #pragma unroll
-    for (int i = 0; i < kQuantizePerThread; ++i) {
+    for (int i = 0; i < N; ++i) {
       // With d among the denormals the quotient can pass 127.
       const int q = static_cast<int>(fminf(fmaxf(roundf(x[i] / d), -127.0f), 127.0f));
       sum += q;
-      packed |= (static_cast<uint32_t>(q) & 0xffu) << (8 * i);
+      packed[i / 4] |= (static_cast<uint32_t>(q) & 0xffu) << (8 * (i % 4));
     }
   }
-  sum += static_cast<int32_t>(wave_xor<1>(static_cast<uint32_t>(sum)));
-  sum += static_cast<int32_t>(wave_xor<2>(static_cast<uint32_t>(sum)));
+  if constexpr (N == 4) {
+    sum += static_cast<int32_t>(wave_xor<1>(static_cast<uint32_t>(sum)));
+    sum += static_cast<int32_t>(wave_xor<2>(static_cast<uint32_t>(sum)));
+  }
   const int32_t half = sum;
-  sum += static_cast<int32_t>(wave_xor<4>(static_cast<uint32_t>(sum)));
-  *scale = {d, static_cast<int16_t>(sum), static_cast<int16_t>(half)};
-  return packed;
+  sum += static_cast<int32_t>(wave_xor<N == 4 ? 4 : 1>(static_cast<uint32_t>(sum)));
+  return {d, static_cast<int16_t>(sum), static_cast<int16_t>(half)};
 }
 
 // Blocks of whole waves. Grid: x over chunks of blockDim.x * kQuantizePerThread columns, y over vectors.
@@ -132,10 +137,10 @@ static __global__ void __launch_bounds__(kQuantizeThreads) quantize_activations(
 #pragma unroll
     for (int i = 0; i < kQuantizePerThread; ++i) x[i] = Scalar<T>::get(from[i]);
   }
-  ActivationScale scale;
-  const uint32_t packed = quantize_by_lanes(x, &scale);
+  uint32_t packed[1];
+  const ActivationScale scale = quantize_by_lanes(x, packed);
   if (!inside) return;
-  *reinterpret_cast<uint32_t*>(args.out.q + vector * args.cols + col) = packed;
+  *reinterpret_cast<uint32_t*>(args.out.q + vector * args.cols + col) = packed[0];
   if (threadIdx.x % 8 == 7) {
     args.out.scale[vector * scale_stride(args.cols) + col / kActivationBlock] = scale;
   }

@@ -28,6 +28,8 @@ struct MatVecArgs {
   int64_t first_group;   // of kMatVecWaves * kRows rows
   int64_t first_vector;  // of this launch
   int64_t vectors;       // of the whole call
+  const void* raw;       // the activations before quantisation, of `dtype`, where the product quantises them, else null
+  int64_t raw_stride;    // elements from one vector to the next
 };
 
 static __device__ __forceinline__ void store_result(void* out, Dtype dtype, int64_t at, float value) {

@@ -32,11 +32,14 @@ constexpr int kStagedRows = 16;
 constexpr int kRowsPerCopyWarp = kStagedRows / kCopyWarps;
 constexpr int kStepTiles = 4;   // of each row
 constexpr int kMaxStages = 16;
+constexpr int kQuantizedVectors = 2;  // at most, that the kernel quantises itself
 
 struct StagedArgs {
   const uint8_t* weight;
   int64_t weight_bytes;
   ActivationView x;
+  const void* raw;  // the activations before quantisation, of `dtype`, where the kernel quantises them, else null
+  int64_t raw_stride;
   void* out;
   const void* ids;  // of routed products, else null
   int64_t experts;
@@ -206,8 +209,8 @@ struct Staged {
     uint8_t* ring = dynamic + args.ring_at;
     const uint32_t total = (end - begin) * args.chunks;
     StagedPlace place(args, begin);
-    // Weights and ids do not depend on the kernel before this one, which quantises the activations.
-    if (!weights) wait_for_earlier_kernels();
+    // Weights and ids do not depend on the kernel before this one where that quantises the activations.
+    if (!weights || args.raw != nullptr) wait_for_earlier_kernels();
     uint32_t slot = place.slot;
     int64_t expert = expert_of(args, slot);
     uint32_t stage = 0;
@@ -309,6 +312,52 @@ struct Staged {
     }
   }
 
+  // The same from activations that are not quantised yet: 16 elements a lane at a time.
+  template <typename T>
+  static __device__ __forceinline__ void quantize_resident(const StagedArgs& args, uint8_t* to) {
+    constexpr uint32_t kPiece = 16;
+    const uint32_t pieces = static_cast<uint32_t>(args.cols) / kPiece;
+    const bool aligned = (reinterpret_cast<uintptr_t>(args.raw) | args.raw_stride * static_cast<int64_t>(sizeof(T))) % 16 == 0;
+    const uint32_t lane = threadIdx.x % kWave;
+    union Loaded {
+      uint4 words[sizeof(T)];
+      T values[kPiece];
+      __device__ Loaded() {}
+    };
+#pragma unroll 1
+    for (uint32_t first = threadIdx.x - lane; first < pieces; first += kStagedWarps * kWave) {
+      const uint32_t piece = first + lane;
+      Loaded loaded[kVectors];
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const T* from = static_cast<const T*>(args.raw) + v * args.raw_stride + piece * kPiece;
+#pragma unroll
+        for (uint32_t i = 0; i < sizeof(T); ++i) loaded[v].words[i] = make_uint4(0, 0, 0, 0);
+        if (piece >= pieces || v >= args.vectors) continue;
+        if (aligned) {
+#pragma unroll
+          for (uint32_t i = 0; i < sizeof(T); ++i) loaded[v].words[i] = reinterpret_cast<const uint4*>(from)[i];
+        } else {
+#pragma unroll
+          for (uint32_t i = 0; i < kPiece; ++i) loaded[v].values[i] = from[i];
+        }
+      }
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        float x[kPiece];
+#pragma unroll
+        for (uint32_t i = 0; i < kPiece; ++i) x[i] = Scalar<T>::get(loaded[v].values[i]);
+        uint32_t packed[kPiece / 4];
+        const ActivationScale scale = quantize_by_lanes(x, packed);
+        if (piece >= pieces) continue;
+        reinterpret_cast<uint4*>(to + v * args.q_slot)[piece] = make_uint4(packed[0], packed[1], packed[2], packed[3]);
+        if (piece % 2 == 1) {
+          reinterpret_cast<ActivationScale*>(to + kVectors * args.q_slot + v * args.scale_slot)[piece / 2] = scale;
+        }
+      }
+    }
+  }
+
   static __device__ __forceinline__ void consume(const StagedArgs& args, Shared& shared, uint8_t* dynamic,
                                                  uint32_t begin, uint32_t end) {
     constexpr uint32_t kRound = kStagedWarps * kStepTiles;
@@ -321,7 +370,16 @@ struct Staged {
     const uint32_t t = lane % 4;
     if (args.resident) {
       wait_for_earlier_kernels();
-      load_resident(args, dynamic + args.activations_at);
+      uint8_t* to = dynamic + args.activations_at;
+      if (args.raw == nullptr) {
+        load_resident(args, to);
+      } else if constexpr (kVectors <= kQuantizedVectors) {
+        switch (args.dtype) {
+          case Dtype::f32: quantize_resident<float>(args, to); break;
+          case Dtype::f16: quantize_resident<__half>(args, to); break;
+          case Dtype::bf16: quantize_resident<__nv_bfloat16>(args, to); break;
+        }
+      }
       meet<1, kStagedWarps * kWave>();
     }
     // Lanes that hold no weights' activations, only zeros, stay at the zeros whatever is added for the others.

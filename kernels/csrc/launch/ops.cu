@@ -7,6 +7,7 @@
 #include "api.h"
 #include "launch/checks.h"
 #include "launch/format_ops.h"
+#include "launch/staged.cuh"
 
 namespace gguf {
 namespace {
@@ -122,7 +123,9 @@ struct Product {
   int64_t vectors;
   int64_t rows;
   int64_t cols;
+  int64_t x_stride;
   int dtype;
+  bool quantizes;  // the product does so itself
 };
 
 // Refuses what the kernels cannot take, by the names of the C interface. One line a rule.
@@ -167,13 +170,26 @@ MatVecArgs product_args(const Product& p, void* out, ActivationView activations)
   args.rows = p.rows;
   args.cols = p.cols;
   args.vectors = p.vectors;
+  args.raw = p.quantizes ? p.x : nullptr;
+  args.raw_stride = p.x_stride;
   return args;
 }
 
-int quantize(const Product& p, int64_t x_stride, ActivationView activations, cudaStream_t stream, GgufError* error) {
-  return launched(
-      error, p.op, "activation quantiser",
-      launch_quantize(static_cast<GgufScalar>(p.dtype), p.x, x_stride, activations, p.vectors, p.cols, stream));
+// Whether a product of few vectors does without the launch of the quantiser.
+bool quantizes(int64_t vectors, int64_t rows, int64_t cols) {
+#if defined(ROCMBUILD_PLATFORM_CUDA)
+  return staged_quantizes(vectors, rows, cols);
+#else
+  (void)vectors, (void)rows, (void)cols;
+  return false;
+#endif
+}
+
+int quantize(const Product& p, ActivationView activations, cudaStream_t stream, GgufError* error) {
+  if (p.quantizes) return GGUF_OK;
+  const GgufScalar dtype = static_cast<GgufScalar>(p.dtype);
+  return launched(error, p.op, "activation quantiser",
+                  launch_quantize(dtype, p.x, p.x_stride, activations, p.vectors, p.cols, stream));
 }
 
 }  // namespace
@@ -240,6 +256,8 @@ extern "C" int gguf_mul_mat_vec_a8(const GgufMulMatVecParams* params, GgufError*
   product.out = params->out;
   product.scratch = params->scratch;
   product.scratch_bytes = params->scratch_bytes;
+  product.x_stride = params->x_stride;
+  product.quantizes = quantizes(params->vectors, params->rows, params->cols);
   product.vectors = params->vectors;
   product.rows = params->rows;
   product.cols = params->cols;
@@ -249,7 +267,7 @@ extern "C" int gguf_mul_mat_vec_a8(const GgufMulMatVecParams* params, GgufError*
 
   const cudaStream_t stream = static_cast<cudaStream_t>(params->stream);
   const ActivationView activations = activation_view(params->scratch, params->vectors, params->cols);
-  code = quantize(product, params->x_stride, activations, stream, error);
+  code = quantize(product, activations, stream, error);
   if (code != GGUF_OK) return code;
   const MatVecArgs args = product_args(product, params->out, activations);
   return launched(error, op, "product", format->mul_mat_vec(args, params->vectors, stream));
@@ -277,6 +295,8 @@ extern "C" int gguf_moe_a8_vec(const GgufMoeVecParams* params, GgufError* error)
   product.out = params->out;
   product.scratch = params->scratch;
   product.scratch_bytes = params->scratch_bytes;
+  product.x_stride = params->x_stride;
+  product.quantizes = tokens == 1 && quantizes(1, params->rows * params->top_k, params->cols);
   product.vectors = tokens;
   product.rows = params->rows;
   product.cols = params->cols;
@@ -290,7 +310,7 @@ extern "C" int gguf_moe_a8_vec(const GgufMoeVecParams* params, GgufError* error)
 
   const cudaStream_t stream = static_cast<cudaStream_t>(params->stream);
   const ActivationView activations = activation_view(params->scratch, tokens, params->cols);
-  code = quantize(product, params->x_stride, activations, stream, error);
+  code = quantize(product, activations, stream, error);
   if (code != GGUF_OK) return code;
   MoeVecArgs args{};
   args.product = product_args(product, params->out, activations);

@@ -54,6 +54,14 @@ cudaError_t launch_early(void (*kernel)(Args...), dim3 grid, int threads, size_t
   return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
+// Whether the staged kernel quantises the activations itself.
+inline bool staged_quantizes(int64_t vectors, int64_t rows, int64_t cols) {
+  int device;
+  DeviceTraits traits;
+  return vectors <= kQuantizedVectors && vectors * cols <= kQuantizeInside && rows <= INT32_MAX / 2 &&
+         device_traits(&device, &traits) == cudaSuccess && traits.hopper;
+}
+
 // How the shared memory of a block is laid out; false where it cannot be.
 template <typename Format, int kVectors>
 bool plan_staged(const DeviceTraits& device, bool one_group, StagedArgs* args) {
@@ -130,6 +138,8 @@ inline StagedArgs staged_args(const MatVecArgs& product, int64_t experts) {
   args.weight = product.weight;
   args.weight_bytes = experts * product.rows * product.row_bytes;
   args.x = product.x;
+  args.raw = product.raw;
+  args.raw_stride = product.raw_stride;
   args.out = product.out;
   args.dtype = product.dtype;
   args.row_bytes = product.row_bytes;

@@ -22,6 +22,10 @@ constexpr uint32_t kStageBytes = 56 << 10;       // a stage holds whole rows up 
 constexpr uint32_t kSmallStageBytes = 21 << 10;  // the same where activations leave no room for such stages
 constexpr uint32_t kMinStages = 3;               // fewer leave memory idle: then the activations come with each stage
 
+// Activations up to which each block of the staged kernel quantises all of them for itself, while its first weights are
+// on their way: that saves a launch.
+constexpr int64_t kQuantizeInside = 8192;
+
 // Of routed experts (device/routed.cuh). Rows a wave computes of each projection: more share their activations, which NVIDIA's
 // GPUs want in the down projection; on AMD's they would cost waves. From kRoutedTileTokens tokens and kRoutedTileSlots
 // slots an expert on, slots are sorted by expert; measured on an H200, where below that each slot by itself is faster.
