@@ -37,6 +37,8 @@ typedef enum GgufOp {
   GGUF_OP_MOE_GATE_UP = 3,
   GGUF_OP_MXFP4_GATE_UP = 4,
   GGUF_OP_MXFP4_DOWN = 5,
+  GGUF_OP_MUL_MAT = 6,
+  GGUF_OP_MOE = 7,
 } GgufOp;
 
 // Element types of activations and results; the numbers are those of GGUF.
@@ -187,6 +189,102 @@ GGUF_EXPORT int gguf_moe_down(const GgufMoeDownParams* params, GgufError* error)
 // Bytes of scratch for such a call, by its shape; pointers are not read.
 GGUF_EXPORT int64_t gguf_moe_gate_up_bytes(const GgufMoeGateUpParams* params);
 GGUF_EXPORT int64_t gguf_moe_down_bytes(const GgufMoeDownParams* params);
+
+// Which kernel computes a product with many vectors. All give the same bits.
+typedef enum GgufMatMat {
+  GGUF_MAT_MAT_AUTO = 0,
+  GGUF_MAT_MAT_DOT = 1,     // 64 rows x 16 vectors, without matrix cores
+  GGUF_MAT_MAT_SMALL = 2,   // 64 x 16, with them, as the rest
+  GGUF_MAT_MAT_MEDIUM = 3,  // 128 x 64
+  GGUF_MAT_MAT_LARGE = 4,   // 128 x 128
+} GgufMatMat;
+
+// As GgufMulMatVecParams, for many vectors.
+typedef struct GgufMulMatParams {
+  const void* weight;  // [rows, cols], 2-byte aligned
+  const void* x;       // [vectors, cols], elements of one vector adjacent, aligned to an element
+  void* out;           // [vectors, rows], contiguous
+  void* scratch;          // gguf_activation_bytes(vectors, cols) bytes, 16-byte aligned; free again in stream order
+  int64_t scratch_bytes;  // what scratch holds
+  int64_t x_stride;       // elements from one vector to the next, any sign, 0 allowed
+  int64_t vectors;
+  int64_t rows;
+  int64_t cols;    // a multiple of the format's block
+  int32_t type;    // GGUF type id of W
+  int32_t dtype;   // GgufScalar of x and out
+  int32_t kernel;  // GgufMatMat
+  void* stream;
+} GgufMulMatParams;
+
+// out[z][r] = sum over k of W[e][r][k] * x[z / top_k][k] for each slot z, 0 to tokens * top_k - 1, that is among the first
+// *padded of sorted_ids, where e is the entry of expert_ids for its block of gguf_moe_block_size entries. A row of zeros
+// for every other slot, and where e < 0 or e >= experts. Entries of sorted_ids that are no slot are padding. A slot that
+// occurs twice has one of the two results.
+typedef struct GgufMoeParams {
+  const void* weight;      // [experts, rows, cols], 2-byte aligned
+  const void* x;           // [tokens, cols], elements of one vector adjacent, aligned to an element
+  const void* sorted_ids;  // [sorted_count] int32
+  const void* expert_ids;  // [expert_count] int32
+  const void* padded;      // [1] int32
+  void* out;               // [tokens * top_k, rows], contiguous
+  void* scratch;           // gguf_activation_bytes(tokens, cols) bytes, 16-byte aligned
+  int64_t scratch_bytes;   // what scratch holds
+  int64_t x_stride;        // elements from one token to the next, any sign, 0 allowed
+  int64_t sorted_count;
+  int64_t expert_count;
+  int64_t experts;
+  int64_t tokens;
+  int64_t top_k;
+  int64_t rows;
+  int64_t cols;    // a multiple of the format's block
+  int32_t type;    // GGUF type id of W
+  int32_t dtype;   // GgufScalar of x and out
+  int32_t kernel;  // GgufMatMat
+  void* stream;
+} GgufMoeParams;
+
+// Sorts slots by expert, those of an expert in their order, and pads each expert's to a multiple of `block`: sorted_ids
+// gets the slots, and `slots` for padding; expert_ids the expert of each block; padded how many entries of sorted_ids
+// count. Ids that name no expert come last, in blocks of expert -1, as is everything after.
+typedef struct GgufMoeAlignParams {
+  const void* ids;   // [slots] int32 or int64
+  void* sorted_ids;  // [sorted_count] int32
+  void* expert_ids;  // [expert_count] int32
+  void* padded;      // [1] int32
+  int64_t slots;
+  int64_t sorted_count;  // gguf_align_count(slots, block, experts) or more
+  int64_t expert_count;  // sorted_count / block, rounded up, or more
+  int64_t experts;       // 0 to 8192
+  int64_t block;
+  int32_t ids_bits;  // 32 or 64
+  void* stream;
+} GgufMoeAlignParams;
+
+// x as blocks of Q8_0 or Q8_K. Q8_0: d and q as products have them, but d rounded to half, as its blocks hold it. Q8_K: as
+// gguf_moe_gate_up has them with GGUF_ACTIVATIONS_Q8_K.
+typedef struct GgufQuantizeParams {
+  const void* x;  // [vectors, cols], elements of one vector adjacent, aligned to an element
+  void* out;      // [vectors, cols] in blocks, 2-byte aligned
+  void* scratch;          // gguf_activation_bytes(vectors, cols) bytes, 16-byte aligned
+  int64_t scratch_bytes;  // what scratch holds
+  int64_t x_stride;       // elements from one vector to the next, any sign, 0 allowed
+  int64_t vectors;
+  int64_t cols;   // a multiple of 32, or of 256
+  int32_t type;   // 8 or 15
+  int32_t dtype;  // GgufScalar of x
+  void* stream;
+} GgufQuantizeParams;
+
+GGUF_EXPORT int gguf_mul_mat_a8(const GgufMulMatParams* params, GgufError* error);
+GGUF_EXPORT int gguf_moe_a8(const GgufMoeParams* params, GgufError* error);
+GGUF_EXPORT int gguf_moe_align(const GgufMoeAlignParams* params, GgufError* error);
+GGUF_EXPORT int gguf_quantize(const GgufQuantizeParams* params, GgufError* error);
+
+// Entries of sorted_ids that share an expert in gguf_moe_a8; GGUF_UNSUPPORTED for types that it has no kernel for.
+GGUF_EXPORT int gguf_moe_block_size(int32_t type, int32_t* entries, GgufError* error);
+
+// Entries of sorted_ids that `slots` slots need at most.
+GGUF_EXPORT int64_t gguf_align_count(int64_t slots, int64_t block, int64_t experts);
 
 GGUF_EXPORT int gguf_dequantize(const GgufDequantizeParams* params, GgufError* error);
 GGUF_EXPORT int gguf_mul_mat_vec_a8(const GgufMulMatVecParams* params, GgufError* error);

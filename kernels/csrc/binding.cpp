@@ -15,6 +15,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "api.h"
 
@@ -429,6 +430,162 @@ Tensor mxfp4_moe_down(const Tensor& H, const Tensor& W, const Tensor& topk_ids, 
   return out;
 }
 
+Tensor ggml_mul_mat_a8(const Tensor& W, const Tensor& X, int64_t type, int64_t row) {
+  const char* op = "ggml_mul_mat_a8";
+  const int32_t id = type_id(op, GGUF_OP_MUL_MAT, type);
+  check_weights(op, W);
+  check_same_device(op, W, "X", X);
+  const int32_t dtype = dtype_id(op, "the dtype of X", X.scalar_type());
+  const Tensor x = with_adjacent_elements(op, X);
+  const Layout layout = layout_of(op, id, "the number of columns of X", x.size(1));
+  if (W.dim() != 2 || W.size(0) != row || W.size(1) != layout.row_bytes) {
+    refuse(op, "W has shape ", shape_of(W), "; wanted: [", row, ", ", layout.row_bytes, "] for row = ", row,
+           " and X of shape ", shape_of(X));
+  }
+  const Place place(op, W);
+  Tensor out = empty(X, {x.size(0), row});
+  GgufMulMatParams params{};
+  params.scratch_bytes = gguf_activation_bytes(x.size(0), x.size(1));
+  const Tensor scratch = empty(X, {params.scratch_bytes}, ScalarType::Byte);
+  params.weight = W.const_data_ptr();
+  params.x = x.const_data_ptr();
+  params.out = out.mutable_data_ptr();
+  params.scratch = scratch.mutable_data_ptr();
+  params.x_stride = x.stride(0);
+  params.vectors = x.size(0);
+  params.rows = row;
+  params.cols = x.size(1);
+  params.type = id;
+  params.dtype = dtype;
+  params.stream = place.stream();
+  GgufError error;
+  check(gguf_mul_mat_a8(&params, &error), error);
+  return out;
+}
+
+Tensor packed(const Tensor& any) { return any.is_contiguous() ? any : torch::stable::contiguous(any); }
+
+// A list of int32 that a grouped product reads, contiguous.
+Tensor routing_list(const char* op, const Tensor& W, const char* name, const Tensor& list) {
+  check_same_device(op, W, name, list);
+  if (list.scalar_type() != ScalarType::Int) {
+    refuse(op, name, " has dtype ", name_of(list.scalar_type()), "; wanted: Int (int32)");
+  }
+  return packed(list);
+}
+
+Tensor ggml_moe_a8(const Tensor& X, const Tensor& W, const Tensor& sorted_token_ids, const Tensor& expert_ids,
+                   const Tensor& num_tokens_post_padded, int64_t type, int64_t row, int64_t top_k, int64_t tokens) {
+  const char* op = "ggml_moe_a8";
+  const int32_t id = type_id(op, GGUF_OP_MOE, type);
+  check_weights(op, W);
+  check_same_device(op, W, "X", X);
+  const int32_t dtype = dtype_id(op, "the dtype of X", X.scalar_type());
+  const Tensor x = with_adjacent_elements(op, X);
+  const Layout layout = layout_of(op, id, "the number of columns of X", x.size(1));
+  if (x.size(0) != tokens)
+    refuse(op, "X has shape ", shape_of(X), "; wanted: [", tokens, ", col] for tokens = ", tokens);
+  if (W.dim() != 3 || W.size(1) != row || W.size(2) != layout.row_bytes) {
+    refuse(op, "W has shape ", shape_of(W), "; wanted: [experts, ", row, ", ", layout.row_bytes, "] for row = ", row,
+           " and X of shape ", shape_of(X));
+  }
+  int64_t slots = 0;
+  if (top_k < 0 || __builtin_mul_overflow(tokens, top_k, &slots)) {
+    refuse(op, "top_k is ", top_k, " and tokens ", tokens, "; wanted: 0 or more");
+  }
+  const Tensor sorted = routing_list(op, W, "sorted_token_ids", sorted_token_ids);
+  const Tensor experts = routing_list(op, W, "expert_ids", expert_ids);
+  const Tensor padded = routing_list(op, W, "num_tokens_post_padded", num_tokens_post_padded);
+  if (padded.numel() != 1) {
+    refuse(op, "num_tokens_post_padded has shape ", shape_of(num_tokens_post_padded), "; wanted: one element");
+  }
+  const Place place(op, W);
+  Tensor out = empty(X, {slots, row});
+  GgufMoeParams params{};
+  params.scratch_bytes = gguf_activation_bytes(tokens, x.size(1));
+  const Tensor scratch = empty(X, {params.scratch_bytes}, ScalarType::Byte);
+  params.weight = W.const_data_ptr();
+  params.x = x.const_data_ptr();
+  params.sorted_ids = sorted.const_data_ptr();
+  params.expert_ids = experts.const_data_ptr();
+  params.padded = padded.const_data_ptr();
+  params.out = out.mutable_data_ptr();
+  params.scratch = scratch.mutable_data_ptr();
+  params.x_stride = x.stride(0);
+  params.sorted_count = sorted.numel();
+  params.expert_count = experts.numel();
+  params.experts = W.size(0);
+  params.tokens = tokens;
+  params.top_k = top_k;
+  params.rows = row;
+  params.cols = x.size(1);
+  params.type = id;
+  params.dtype = dtype;
+  params.stream = place.stream();
+  GgufError error;
+  check(gguf_moe_a8(&params, &error), error);
+  return out;
+}
+
+std::tuple<Tensor, Tensor, Tensor> moe_align_block_size(const Tensor& topk_ids, int64_t block_size,
+                                                        int64_t num_experts) {
+  const char* op = "moe_align_block_size";
+  const ScalarType dtype = topk_ids.scalar_type();
+  if (dtype != ScalarType::Int && dtype != ScalarType::Long) {
+    refuse(op, "topk_ids has dtype ", name_of(dtype), "; wanted: Int (int32) or Long (int64)");
+  }
+  if (block_size < 1) refuse(op, "block_size is ", block_size, "; wanted: 1 to 65536");
+  if (num_experts < 0) refuse(op, "num_experts is ", num_experts, "; wanted: 0 to 8192");
+  const Place place(op, topk_ids);
+  const Tensor ids = packed(topk_ids);
+  GgufMoeAlignParams params{};
+  params.slots = ids.numel();
+  params.experts = num_experts;
+  params.block = block_size;
+  params.sorted_count = gguf_align_count(params.slots, block_size, num_experts);
+  params.expert_count = (params.sorted_count + block_size - 1) / block_size;
+  Tensor sorted = empty(ids, {params.sorted_count}, ScalarType::Int);
+  Tensor experts = empty(ids, {params.expert_count}, ScalarType::Int);
+  Tensor padded = empty(ids, {1}, ScalarType::Int);
+  params.ids = ids.const_data_ptr();
+  params.sorted_ids = sorted.mutable_data_ptr();
+  params.expert_ids = experts.mutable_data_ptr();
+  params.padded = padded.mutable_data_ptr();
+  params.ids_bits = dtype == ScalarType::Long ? 64 : 32;
+  params.stream = place.stream();
+  GgufError error;
+  check(gguf_moe_align(&params, &error), error);
+  return {sorted, experts, padded};
+}
+
+Tensor quantize_as(const char* op, int32_t type, int64_t elements, int64_t bytes, const Tensor& X) {
+  const int32_t dtype = dtype_id(op, "the dtype of X", X.scalar_type());
+  const Tensor x = with_adjacent_elements(op, X);
+  const int64_t col = x.size(1);
+  if (col % elements != 0) refuse(op, "X has ", col, " columns; wanted: a multiple of ", elements);
+  const Place place(op, X);
+  Tensor out = empty(X, {x.size(0), col / elements * bytes}, ScalarType::Byte);
+  GgufQuantizeParams params{};
+  params.scratch_bytes = gguf_activation_bytes(x.size(0), col);
+  const Tensor scratch = empty(X, {params.scratch_bytes}, ScalarType::Byte);
+  params.x = x.const_data_ptr();
+  params.out = out.mutable_data_ptr();
+  params.scratch = scratch.mutable_data_ptr();
+  params.x_stride = x.stride(0);
+  params.vectors = x.size(0);
+  params.cols = col;
+  params.type = type;
+  params.dtype = dtype;
+  params.stream = place.stream();
+  GgufError error;
+  check(gguf_quantize(&params, &error), error);
+  return out;
+}
+
+Tensor ggml_quantize_q8_0(const Tensor& X) { return quantize_as("ggml_quantize_q8_0", 8, 32, 34, X); }
+
+Tensor ggml_quantize_q8_k(const Tensor& X) { return quantize_as("ggml_quantize_q8_k", 15, 256, 292, X); }
+
 }  // namespace
 
 #if defined(ROCMBUILD_DEFINE_SCHEMAS)
@@ -446,6 +603,13 @@ STABLE_TORCH_LIBRARY(gguf_kernels, m) {
   m.def(
       "mxfp4_moe_down(Tensor H, Tensor W, Tensor topk_ids, Tensor topk_weights, ScalarType? dtype=None, int variant=0) "
       "-> Tensor");
+  m.def("ggml_mul_mat_a8(Tensor W, Tensor X, int type, SymInt row) -> Tensor");
+  m.def(
+      "ggml_moe_a8(Tensor X, Tensor W, Tensor sorted_token_ids, Tensor expert_ids, Tensor num_tokens_post_padded, "
+      "int type, SymInt row, int top_k, SymInt tokens) -> Tensor");
+  m.def("moe_align_block_size(Tensor topk_ids, int block_size, int num_experts) -> (Tensor, Tensor, Tensor)");
+  m.def("ggml_quantize_q8_0(Tensor X) -> Tensor");
+  m.def("ggml_quantize_q8_k(Tensor X) -> Tensor");
 }
 #endif
 
@@ -460,4 +624,9 @@ STABLE_TORCH_LIBRARY_IMPL(gguf_kernels, CPU, m) {
   m.impl("ggml_moe_gate_up_a8", TORCH_BOX(&ggml_moe_gate_up_a8));
   m.impl("mxfp4_moe_gate_up", TORCH_BOX(&mxfp4_moe_gate_up));
   m.impl("mxfp4_moe_down", TORCH_BOX(&mxfp4_moe_down));
+  m.impl("ggml_mul_mat_a8", TORCH_BOX(&ggml_mul_mat_a8));
+  m.impl("ggml_moe_a8", TORCH_BOX(&ggml_moe_a8));
+  m.impl("moe_align_block_size", TORCH_BOX(&moe_align_block_size));
+  m.impl("ggml_quantize_q8_0", TORCH_BOX(&ggml_quantize_q8_0));
+  m.impl("ggml_quantize_q8_k", TORCH_BOX(&ggml_quantize_q8_k));
 }

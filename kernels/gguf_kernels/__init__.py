@@ -8,6 +8,14 @@ of it. The operators are also under torch.ops.gguf_kernels, and work under torch
 
 from __future__ import annotations
 
+from gguf_kernels._experts_gemm import (
+    ggml_moe_a8,
+    ggml_moe_get_block_size,
+    ggml_mul_mat_a8,
+    ggml_quantize_q8_0,
+    ggml_quantize_q8_k,
+    moe_align_block_size,
+)
 from gguf_kernels._library import REPORT, capabilities, device_fault, supports
 from gguf_kernels._ops import ggml_dequantize, ggml_moe_a8_vec, ggml_mul_mat_vec_a8
 from gguf_kernels._routed import ggml_moe_gate_up_a8, mxfp4_experts, mxfp4_moe_down, mxfp4_moe_gate_up
@@ -19,9 +27,15 @@ __all__ = [
     "capabilities",
     "device_fault",
     "ggml_dequantize",
+    "ggml_moe_a8",
     "ggml_moe_a8_vec",
     "ggml_moe_gate_up_a8",
+    "ggml_moe_get_block_size",
+    "ggml_mul_mat_a8",
     "ggml_mul_mat_vec_a8",
+    "ggml_quantize_q8_0",
+    "ggml_quantize_q8_k",
+    "moe_align_block_size",
     "mxfp4_experts",
     "mxfp4_moe_down",
     "mxfp4_moe_gate_up",

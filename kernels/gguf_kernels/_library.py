@@ -11,7 +11,16 @@ import torch
 
 from gguf_kernels._types import GGMLType, type_id
 
-__all__ = ["OPERATORS", "REPORT", "capabilities", "device_fault", "devices", "require_device", "supports"]
+__all__ = [
+    "OPERATORS",
+    "REPORT",
+    "block_sizes",
+    "capabilities",
+    "device_fault",
+    "devices",
+    "require_device",
+    "supports",
+]
 
 OPERATORS = (  # by their number in csrc/api.h
     "ggml_dequantize",
@@ -20,7 +29,12 @@ OPERATORS = (  # by their number in csrc/api.h
     "ggml_moe_gate_up_a8",
     "mxfp4_moe_gate_up",
     "mxfp4_moe_down",
+    "ggml_mul_mat_a8",
+    "ggml_moe_a8",
 )
+
+HELPERS = ("moe_align_block_size", "ggml_quantize_q8_0", "ggml_quantize_q8_k")
+"""Operators without weights."""
 
 
 def _load() -> Any:
@@ -35,7 +49,7 @@ def _load() -> Any:
             name="gguf_kernels",
         ) from None
     report = loader.load("gguf").require()
-    missing = [name for name in OPERATORS if not hasattr(torch.ops.gguf_kernels, name)]
+    missing = [name for name in (*OPERATORS, *HELPERS) if not hasattr(torch.ops.gguf_kernels, name)]
     if missing:
         raise ImportError(
             f"gguf_kernels loaded {', '.join(report.loaded.values())}, but torch knows no operator "
@@ -47,6 +61,16 @@ def _load() -> Any:
 
 REPORT = _load()
 _HANDLES = {platform: ctypes.CDLL(path) for platform, path in REPORT.loaded.items()}  # each is loaded already
+
+
+def block_sizes() -> dict[int, int]:
+    """Type id -> entries of sorted_token_ids that share an expert in ggml_moe_a8, for the types that it takes."""
+    found: dict[int, int] = {}
+    entries = ctypes.c_int32()
+    for kind in GGMLType:
+        if any(each.gguf_moe_block_size(int(kind), ctypes.byref(entries), None) == 0 for each in _HANDLES.values()):
+            found[int(kind)] = entries.value
+    return found
 
 
 def devices() -> tuple[torch.device, ...]:

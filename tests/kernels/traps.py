@@ -14,6 +14,7 @@ ALL_TRAPS = range(1, 20)
 """The numbers of the project's list of traps, and 19, a format's bits misread; each is in TRAPS or in ELSEWHERE."""
 
 _MAT_VEC = "device/mat_vec.cuh"
+_MAT_MAT = "device/mat_mat.cuh"
 _ACTIVATIONS = "device/activations.cuh"
 _PLATFORM = "device/platform.cuh"
 _OPS = "launch/ops.cu"
@@ -454,9 +455,89 @@ TRAPS = (
         tests=("test_products.py::test_dequantize_is_exactly_the_gguf_packages",),
         formats=("Q5_K",),
     ),
+    Trap(
+        number=1,
+        what="int64 ids sorted as int32",
+        file="device/align.cuh",
+        old="args.wide_ids ? static_cast<const int64_t*>(args.ids)[slot] : ",
+        new="",
+        tests=("test_align.py::test_slots_are_sorted_as_a_loop_in_python_does",),
+    ),
+    Trap(
+        number=1,
+        what="a block without an expert reads before the weights",
+        file=_MAT_MAT,
+        old="if (expert < 0 || expert >= args.experts) return -1;",
+        new="if (expert >= args.experts) return -1;",
+        tests=("test_mat_mat.py::test_blocks_that_no_expert_or_a_wrong_one_has",),
+    ),
+    Trap(
+        number=1,
+        what="rows of skipped blocks left unwritten",
+        file="launch/mat_mat.cu",
+        old="cudaMemsetAsync(params->out, 0, static_cast<size_t>(out_bytes), stream)",
+        new="cudaMemsetAsync(params->out, 0, static_cast<size_t>(out_bytes - out_bytes), stream)",
+        tests=(
+            "test_mat_mat.py::test_grouped_products",
+            "test_mat_mat.py::test_what_lies_past_num_tokens_post_padded_is_not_read",
+        ),
+    ),
+    Trap(
+        number=2,
+        what="one entry past num_tokens_post_padded",
+        file=_MAT_MAT,
+        old="bool same = entry < padded;",
+        new="bool same = entry <= padded;",
+        tests=("test_mat_mat.py::test_what_lies_past_num_tokens_post_padded_is_not_read[large]",),
+    ),
+    Trap(
+        number=2,
+        what="stale blocks multiplied",
+        file=_MAT_MAT,
+        old="const int64_t padded = *args.padded < args.sorted_count ? *args.padded : args.sorted_count;",
+        new="const int64_t padded = args.sorted_count;",
+        tests=("test_mat_mat.py::test_what_lies_past_num_tokens_post_padded_is_not_read",),
+    ),
+    Trap(
+        number=3,
+        what="expert offset of 32 bits in grouped products",
+        file=_MAT_MAT,
+        old="args.weight + expert * args.expert_bytes + first_row",
+        new="args.weight + static_cast<int32_t>(expert * args.expert_bytes) + first_row",
+        tests=("test_mat_mat.py::test_experts_past_2_to_the_31_bytes",),
+    ),
+    Trap(
+        number=5,
+        what="row past the last read by matrix cores",
+        file=_MAT_MAT,
+        old="(row < rows ? row : rows - 1) * args.row_bytes;",
+        new="row * args.row_bytes;",
+        tests=("test_mat_mat.py::test_products_stay_inside_exact_buffers",),
+    ),
+    Trap(
+        number=11,
+        what="registration of the grouped product deleted",
+        file="binding.cpp",
+        old='  m.impl("ggml_moe_a8", TORCH_BOX(&ggml_moe_a8));\n',
+        new="",
+        tests=("test_mat_mat.py::test_every_operator_is_registered[ggml_moe_a8]",),
+    ),
+    Trap(
+        number=17,
+        what="rest of K dropped by matrix cores",
+        file=_MAT_MAT,
+        old="const int steps = (parts + kStepParts - 1) / kStepParts;",
+        new="const int steps = parts / kStepParts;",
+        tests=("test_mat_mat.py::test_a_shape_that_matrix_cores_got_wrong_elsewhere[Q8_0]",),
+    ),
+    Trap(
+        number=17,
+        what="half of k multiplied with the other half",
+        file="device/tile_mma.cuh",
+        old="multiply_half(tokens.word + 2, rows.word + 2, sums[kHalves - 1]);",
+        new="multiply_half(tokens.word, rows.word + 2, sums[kHalves - 1]);",
+        tests=("test_mat_mat.py::test_products",),
+    ),
 )
 
-ELSEWHERE = {
-    2: "num_tokens_post_padded belongs to the grouped product, ggml_moe_a8, which is not here yet",
-    17: "no kernel here uses the matrix cores",
-}
+ELSEWHERE: dict[int, str] = {}

@@ -90,6 +90,28 @@ static __device__ __forceinline__ float wave_sum(float value) {
   return value;
 }
 
+// One bit a lane; all lanes of the wave take part.
+static __device__ __forceinline__ uint32_t wave_ballot(bool value) {
+#if defined(GGUF_AMD_DEVICE)
+  return __builtin_amdgcn_ballot_w32(value);
+#elif defined(GGUF_NVIDIA_DEVICE)
+  return __ballot_sync(0xffffffffu, value);
+#elif defined(GGUF_HOST_EXECUTOR)
+  return static_cast<uint32_t>(__ballot_sync(0xffffffffull, value));
+#else
+  return value;
+#endif
+}
+
+// Which wave of its block this is, known to the compiler as the same in all lanes, all of which take part.
+static __device__ __forceinline__ int wave_number() {
+#if defined(GGUF_NVIDIA_DEVICE)
+  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWave, 0, kWave);
+#else
+  return wave_uniform(static_cast<int>(threadIdx.x) / kWave);
+#endif
+}
+
 // c + the sum of the four products of signed bytes.
 static __device__ __forceinline__ int dot4(uint32_t a, uint32_t b, int c) {
 #if defined(GGUF_AMD_DEVICE)

@@ -18,6 +18,7 @@
 
 #include "launch/format_ops.h"
 #include "launch/grid.cuh"
+#include "launch/mat_mat.cuh"
 #include "launch/routed.cuh"
 #include "launch/staged.cuh"
 #include "launch/tuning.h"
@@ -107,6 +108,7 @@ cudaError_t launch_moe_vec(const MoeVecArgs& args, int64_t tokens, cudaStream_t 
         launch_moe_vec<Format>,          \
         launch_moe_gate_up<Format>,      \
         moe_down_of<Format>(),           \
+        mat_mat_of<Format>(),            \
     };                                   \
     return ops;                          \
   }

@@ -8,6 +8,7 @@
 #include "device/mat_vec.cuh"
 #include "device/routed.cuh"
 #include "formats/types.h"
+#include "launch/mat_mat.h"
 
 namespace gguf {
 
@@ -22,6 +23,7 @@ struct FormatOps {
   cudaError_t (*moe_vec)(const MoeVecArgs& args, int64_t tokens, cudaStream_t stream);
   cudaError_t (*moe_gate_up)(const GateUpArgs& args, int64_t tokens, cudaStream_t stream);
   cudaError_t (*moe_down)(const DownArgs& args, int64_t tokens, cudaStream_t stream);
+  MatMatLaunch* mat_mat;
 };
 
 #define GGUF_DECLARE_FORMAT(name) const FormatOps& name##_ops();

@@ -20,7 +20,8 @@ constexpr const FormatOps& (*kFormats[])() = {
 
 // Names of operations as users know them; by GgufOp.
 constexpr const char* kOpNames[] = {"ggml_dequantize",     "ggml_mul_mat_vec_a8", "ggml_moe_a8_vec",
-                                    "ggml_moe_gate_up_a8", "mxfp4_moe_gate_up",   "mxfp4_moe_down"};
+                                    "ggml_moe_gate_up_a8", "mxfp4_moe_gate_up",   "mxfp4_moe_down",
+                                    "ggml_mul_mat_a8",     "ggml_moe_a8"};
 constexpr int kOps = sizeof kOpNames / sizeof *kOpNames;
 
 }  // namespace
@@ -52,6 +53,8 @@ bool has_op(const FormatOps& format, int op) {
     case GGUF_OP_MOE_VEC: return format.moe_vec != nullptr;
     case GGUF_OP_MOE_GATE_UP: return format.moe_gate_up != nullptr;
     case GGUF_OP_MXFP4_GATE_UP: return format.type == MXFP4 && format.moe_gate_up != nullptr;
+    case GGUF_OP_MUL_MAT:
+    case GGUF_OP_MOE: return format.mat_mat != nullptr;
     case GGUF_OP_MXFP4_DOWN: return format.type == MXFP4 && format.moe_down != nullptr;
     default: return false;
   }
