@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rocmbuild import __version__, console
 from rocmbuild.build import editable, project, wheel
 from rocmbuild.build.fronts import Front, Results, make_front, read_records
+from rocmbuild.build.jobs import choose_jobs, read_machine
 from rocmbuild.build.tools import find_ninja
 from rocmbuild.build.wrapped import host_compilers, installed_torch, packages, run_wrapped_hook, site_folders
 from rocmbuild.config import Config
@@ -158,7 +159,8 @@ def _environment(job: _Job, front: Front) -> dict[str, str]:
     env.setdefault("FORCE_CUDA", "1")
     if config.jobs:
         env["MAX_JOBS"] = str(config.jobs)
-    env.setdefault("MAX_JOBS", str(os.cpu_count() or 1))
+    # HIP with ATen's headers was seen to take 1.2 GB: about what a command of nvcc is allowed
+    env.setdefault("MAX_JOBS", str(choose_jobs(read_machine(), ["cuda"]).count))
     env |= {name: sign.join(job.targets.names) for name, sign in _ARCH_VARIABLES.items()}
     env |= {name: str(front.prefix / "bin" / f"host-{name.lower()}") for name in ("CC", "CXX") if environ.get(name)}
     env["LDFLAGS"] = f"{environ.get('LDFLAGS', '')} -Wl,--no-as-needed".strip()
