@@ -41,11 +41,10 @@ struct Barrier {
   }
   // Starts a copy of `bytes`, all three multiples of 16, which counts here when it is complete.
   __device__ __forceinline__ void copy(void* shared, const void* global, uint32_t bytes) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-        "l"(global), "r"(bytes), "r"(address())
-        : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+                 "l"(global), "r"(bytes), "r"(address())
+                 : "memory");
   }
 #else
   __device__ __forceinline__ void init(uint32_t) {}
@@ -77,9 +76,9 @@ static __device__ __forceinline__ void let_next_kernel_start() {
 #endif
 }
 
-// d += A B for A of 16 x 32 and B of 32 x 8 signed bytes. Lane 4 g + t holds of A bytes 4 t .. 4 t + 3 of both halves of
-// k (a[0], a[2]) of row g, and (a[1], a[3]) of row g + 8; of B the same bytes of column g; of d columns 2 t and 2 t + 1
-// of row g, then of row g + 8.
+// d += A B for A of 16 x 32 and B of 32 x 8 signed bytes. Lane 4 g + t holds of A bytes 4 t .. 4 t + 3 of both halves
+// of k (a[0], a[2]) of row g, and (a[1], a[3]) of row g + 8; of B the same bytes of column g; of d columns 2 t and 2 t
+// + 1 of row g, then of row g + 8.
 static __device__ __forceinline__ void multiply_tile(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                                      uint32_t b0, uint32_t b1) {
 #if defined(GGUF_HOPPER_DEVICE)

@@ -1,14 +1,14 @@
 // Products with 1 to 8 vectors for NVIDIA GPUs since Hopper; any format.
 //
 // A block stays on its multiprocessor and works through units of 16 rows. Some warps copy pieces of rows into a ring of
-// stages in shared memory, far ahead, so that memory never idles; others take tiles from there, each another part of K; one
-// adds up what those found and stores it. None waits for another of its kind, so what one unit costs beside its weights
-// hides behind the others.
+// stages in shared memory, far ahead, so that memory never idles; others take tiles from there, each another part of K;
+// one adds up what those found and stores it. None waits for another of its kind, so what one unit costs beside its
+// weights hides behind the others.
 //
-// In a step a warp has 16 rows by 4 tiles. Lane 4 g + t decodes tile t of rows g and g + 8, whole, as on other GPUs, and
-// the integer matrix instruction multiplies. Its k is then four tiles side by side, 8 weights of each at a time, so B is
-// kept apart by columns: column 2 t + j holds vector j in the places of k that are tile t's, and zeros in the others. So a
-// lane receives the very sums that belong to the tiles it decoded, and scales them.
+// In a step a warp has 16 rows by 4 tiles. Lane 4 g + t decodes tile t of rows g and g + 8, whole, as on other GPUs,
+// and the integer matrix instruction multiplies. Its k is then four tiles side by side, 8 weights of each at a time, so
+// B is kept apart by columns: column 2 t + j holds vector j in the places of k that are tile t's, and zeros in the
+// others. So a lane receives the very sums that belong to the tiles it decoded, and scales them.
 #pragma once
 
 #include <type_traits>
@@ -30,7 +30,7 @@ constexpr int kStagedThreads = (kSumWarp + 1) * kWave;
 constexpr int kSums = 4;  // units whose sums can wait to be added up
 constexpr int kStagedRows = 16;
 constexpr int kRowsPerCopyWarp = kStagedRows / kCopyWarps;
-constexpr int kStepTiles = 4;   // of each row
+constexpr int kStepTiles = 4;  // of each row
 constexpr int kMaxStages = 16;
 constexpr int kQuantizedVectors = 2;  // at most, that the kernel quantises itself
 
@@ -46,7 +46,7 @@ struct StagedArgs {
   int64_t expert_bytes;
   int64_t row_bytes;
   int64_t cols;
-  int64_t vectors;     // of the whole call, or tokens
+  int64_t vectors;  // of the whole call, or tokens
   uint32_t rows;
   uint32_t units;      // row_units for each group of vectors, or for each slot
   uint32_t row_units;  // ceil(rows / 16)
@@ -69,8 +69,8 @@ struct StagedArgs {
 
 // A stage of a unit.
 struct StagedPlace {
-  uint32_t slot;   // group of vectors, or (token, slot) of a routed product
-  uint32_t row;    // first of the unit
+  uint32_t slot;  // group of vectors, or (token, slot) of a routed product
+  uint32_t row;   // first of the unit
   uint32_t chunk;
 
   __device__ __forceinline__ StagedPlace(const StagedArgs& args, uint32_t unit)
@@ -131,8 +131,9 @@ struct Staged {
 
   // The rows of one copying warp, by its first lane. The copy engine takes pieces of 16 bytes at multiples of 16, so a
   // row's copy starts up to 15 bytes before the row, and ends as much behind it.
-  static __device__ __forceinline__ void copy_weights(const StagedArgs& args, Shared& shared, uint8_t* ring, uint32_t warp,
-                                                      uint32_t stage, const StagedPlace& place, int64_t expert) {
+  static __device__ __forceinline__ void copy_weights(const StagedArgs& args, Shared& shared, uint8_t* ring,
+                                                      uint32_t warp, uint32_t stage, const StagedPlace& place,
+                                                      int64_t expert) {
     Barrier& full = shared.full[stage];
     const uint32_t first_row = place.row + warp * kRowsPerCopyWarp;
     const uint32_t bytes = bytes_of(chunk_tiles(args, place.chunk));
@@ -167,7 +168,8 @@ struct Staged {
     }
   }
 
-  // The same without the copy engine, for weights at odd places, and for the last rows, behind which nothing may be read.
+  // The same without the copy engine, for weights at odd places, and for the last rows, behind which nothing may be
+  // read.
   static __device__ __noinline__ void copy_by_hand(const StagedArgs& args, Barrier& full, uint8_t* to, int64_t first,
                                                    uint32_t rows, uint32_t bytes) {
     for (uint32_t r = 0; r < rows; ++r) {
@@ -193,8 +195,8 @@ struct Staged {
       full.arrive(count * (q_bytes + scale_bytes));
 #pragma unroll 1
       for (int v = 0; v < count; ++v) {
-        full.copy(to + v * args.q_slot, args.x.q + (first + v) * args.cols + int64_t{first_tile} * Format::kTileElements,
-                  q_bytes);
+        full.copy(to + v * args.q_slot,
+                  args.x.q + (first + v) * args.cols + int64_t{first_tile} * Format::kTileElements, q_bytes);
         full.copy(to + kVectors * args.q_slot + v * args.scale_slot,
                   args.x.scale + (first + v) * stride + int64_t{first_tile} * kTileBlocks, scale_bytes);
       }
@@ -238,8 +240,9 @@ struct Staged {
   // Two sums of half the products each where there are two scales, or else too few products to hide their latency.
   static constexpr int kChains = kScales == 2 || kPairs == 1 ? 2 : 1;
 
-  // Adds to acc[h][v] what a tile of rows g and g + 8 gives with vector v. q: of the vector and tile that this lane holds
-  // in the first pair of columns of B, or zeros, and pair_stride bytes on for the next; scales: of the lane's own tile.
+  // Adds to acc[h][v] what a tile of rows g and g + 8 gives with vector v. q: of the vector and tile that this lane
+  // holds in the first pair of columns of B, or zeros, and pair_stride bytes on for the next; scales: of the lane's own
+  // tile.
   static __device__ __forceinline__ void step(const typename Format::Tile& raw0, const typename Format::Tile& raw1,
                                               bool valid, uint32_t q, uint32_t pair_stride, uint32_t scales,
                                               uint32_t scale_slot, const uint32_t* table, float (&acc)[2][kVectors]) {
@@ -249,7 +252,8 @@ struct Staged {
                                              Format::decode(raw1, static_cast<int>(part), table)};
 #pragma unroll
       for (int p = 0; p < kPairs; ++p) {
-        const uint4* from = reinterpret_cast<const uint4*>(shared_pointer(q + p * pair_stride) + part * kActivationBlock);
+        const uint4* from =
+            reinterpret_cast<const uint4*>(shared_pointer(q + p * pair_stride) + part * kActivationBlock);
         const uint4 low = from[0];
         const uint4 high = from[1];
         int d[kChains][4];
@@ -317,7 +321,8 @@ struct Staged {
   static __device__ __forceinline__ void quantize_resident(const StagedArgs& args, uint8_t* to) {
     constexpr uint32_t kPiece = 16;
     const uint32_t pieces = static_cast<uint32_t>(args.cols) / kPiece;
-    const bool aligned = (reinterpret_cast<uintptr_t>(args.raw) | args.raw_stride * static_cast<int64_t>(sizeof(T))) % 16 == 0;
+    const bool aligned =
+        (reinterpret_cast<uintptr_t>(args.raw) | args.raw_stride * static_cast<int64_t>(sizeof(T))) % 16 == 0;
     const uint32_t lane = threadIdx.x % kWave;
     union Loaded {
       uint4 words[sizeof(T)];

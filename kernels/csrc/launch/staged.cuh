@@ -91,7 +91,7 @@ bool plan_staged(const DeviceTraits& device, bool one_group, StagedArgs* args) {
     // As much of a row as a stage takes, in whole rounds where it is not all.
     int64_t tiles = args->tiles;
     const auto stage = [&] { return rows(tiles) + (resident ? 0 : activations(tiles)); };
-    while (tiles > round && stage() > most) tiles = round_up((tiles + 1) / 2, round) < tiles ? round_up((tiles + 1) / 2, round) : tiles - round;
+    while (tiles > round && stage() > most) tiles = round_up((tiles + 1) / 2, round);
     const int64_t stages = (budget - fixed) / stage();
     if (stages < (resident ? kMinStages : 2)) continue;
     args->resident = resident;
@@ -116,12 +116,14 @@ cudaError_t launch_staged(StagedArgs args, int64_t groups, cudaStream_t stream) 
   if (status != cudaSuccess) return status;
   if (args.cols == 0) return cudaErrorNotSupported;
   if (groups * (args.rows / kStagedRows + 1) > INT32_MAX / 16) return cudaErrorNotSupported;
-  if (!traits.hopper || !plan_staged<Format, kVectors>(traits, args.ids == nullptr ? groups == 1 : args.vectors == 1, &args)) return cudaErrorNotSupported;
+  const bool one_group = args.ids == nullptr ? groups == 1 : args.vectors == 1;
+  if (!traits.hopper || !plan_staged<Format, kVectors>(traits, one_group, &args)) return cudaErrorNotSupported;
   const auto kernel = mat_vec_staged<Format, kVectors>;
   static std::atomic<bool> prepared[kMaxDevices];
   if (!prepared[device].load(std::memory_order_acquire)) {
-    status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  traits.shared_bytes - static_cast<int>(sizeof(typename Staged<Format, kVectors>::Shared)) - 1024);
+    status = cudaFuncSetAttribute(
+        reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+        traits.shared_bytes - static_cast<int>(sizeof(typename Staged<Format, kVectors>::Shared)) - 1024);
     if (status != cudaSuccess) return status;
     prepared[device].store(true, std::memory_order_release);
   }
@@ -129,8 +131,8 @@ cudaError_t launch_staged(StagedArgs args, int64_t groups, cudaStream_t stream) 
   args.units = static_cast<uint32_t>(groups * args.row_units);
   args.aligned = reinterpret_cast<uintptr_t>(args.weight) % 16 == 0;
   const unsigned blocks = static_cast<unsigned>(std::min<int64_t>(args.units, traits.multiprocessors));
-  return launch_early(kernel, dim3(blocks), kStagedThreads, args.ring_at + size_t{args.stages} * args.stage_bytes + kBehindRing, stream,
-                      args);
+  return launch_early(kernel, dim3(blocks), kStagedThreads,
+                      args.ring_at + size_t{args.stages} * args.stage_bytes + kBehindRing, stream, args);
 }
 
 inline StagedArgs staged_args(const MatVecArgs& product, int64_t experts) {

@@ -26,9 +26,10 @@ constexpr uint32_t kMinStages = 3;               // fewer leave memory idle: the
 // on their way: that saves a launch.
 constexpr int64_t kQuantizeInside = 8192;
 
-// Of routed experts (device/routed.cuh). Rows a wave computes of each projection: more share their activations, which NVIDIA's
-// GPUs want in the down projection; on AMD's they would cost waves. From kRoutedTileTokens tokens and kRoutedTileSlots
-// slots an expert on, slots are sorted by expert; measured on an H200, where below that each slot by itself is faster.
+// Of routed experts (device/routed.cuh). Rows a wave computes of each projection: more share their activations, which
+// NVIDIA's GPUs want in the down projection; on AMD's they would cost waves. From kRoutedTileTokens tokens and
+// kRoutedTileSlots slots an expert on, slots are sorted by expert; measured on an H200, where below that each slot by
+// itself is faster.
 #if defined(ROCMBUILD_PLATFORM_CUDA)
 constexpr int kGateUpRows = 1;
 constexpr int kDownRows = 2;
