@@ -14,6 +14,7 @@ ALL_TRAPS = range(1, 20)
 """The numbers of the project's list of traps, and 19, a format's bits misread; each is in TRAPS or in ELSEWHERE."""
 
 _MAT_VEC = "device/mat_vec.cuh"
+_ROUTED = "device/routed.cuh"
 _MAT_MAT = "device/mat_mat.cuh"
 _ACTIVATIONS = "device/activations.cuh"
 _PLATFORM = "device/platform.cuh"
@@ -260,8 +261,8 @@ TRAPS = (
         number=9,
         what="NaN swallowed by the maximum",
         file=_ACTIVATIONS,
-        old="      bits &= 0x7fffffffu;\n",
-        new="      bits &= 0x7fffffffu;\n      if (bits > 0x7f800000u) bits = 0;\n",
+        old="    bits &= 0x7fffffffu;\n",
+        new="    bits &= 0x7fffffffu;\n    if (bits > 0x7f800000u) bits = 0;\n",
         tests=("test_products.py::test_scales_a_thousandfold_apart_and_nan_stay_in_their_vector",),
     ),
     Trap(
@@ -537,6 +538,24 @@ TRAPS = (
         old="multiply_half(tokens.word + 2, rows.word + 2, sums[kHalves - 1]);",
         new="multiply_half(tokens.word, rows.word + 2, sums[kHalves - 1]);",
         tests=("test_mat_mat.py::test_products",),
+    ),
+    Trap(
+        number=1,
+        what="routed experts take int64 ids as int32",
+        file=_ROUTED,
+        old="wide_ids ? static_cast<const int64_t*>(ids)[z] : static_cast<const int32_t*>(ids)[z]",
+        new="static_cast<const int32_t*>(ids)[z]",
+        tests=("test_routed.py::test_ids_at_the_edges_of_bytes",),
+        formats=("MXFP4",),
+    ),
+    Trap(
+        number=9,
+        what="a clamp that turns NaN into its limit",
+        file=_ROUTED,
+        old="gate = gate > limit ? limit : gate;",
+        new="gate = fminf(gate, limit);",
+        tests=("test_routed.py::test_what_is_not_finite_stays_with_its_token",),
+        formats=("MXFP4",),
     ),
 )
 
