@@ -209,8 +209,8 @@ TRAPS = (
         number=6,
         what="ids taken as contiguous",
         file="binding.cpp",
-        old="topk_ids.is_contiguous() ? topk_ids : torch::stable::contiguous(topk_ids)",
-        new="topk_ids",
+        old="topk_ids.is_contiguous() ? topk_ids : torch::stable::contiguous(topk_ids);\n  const int64_t col",
+        new="topk_ids;\n  const int64_t col",
         tests=("test_products.py::test_moe_ids_may_have_strides",),
     ),
     Trap(
