@@ -447,16 +447,6 @@ TRAPS = (
         tests=("test_products.py::test_dequantize_every_scale_of_8_bits",),
     ),
     Trap(
-        number=19,
-        what="scale rounded with the weight in one step",
-        file="device/dequantize.cuh",
-        old="value = sub_rounded(value, w.minimum[i * Minima / kPartElements]);",
-        new="value = __builtin_fmaf(w.scale[i * Scales / kPartElements], static_cast<float>(byte + kOffset),\n"
-        "                                                -w.minimum[i * Minima / kPartElements]);",
-        tests=("test_products.py::test_dequantize_is_exactly_the_gguf_packages",),
-        formats=("Q5_K",),
-    ),
-    Trap(
         number=1,
         what="int64 ids sorted as int32",
         file="device/align.cuh",
