@@ -22,7 +22,8 @@ Place = Callable[[np.ndarray], int]
 def _scratch(library: NativeLibrary, name: str, params: ctypes.Structure, place: Place) -> None:
     size = int(library.size(name, params))
     params.scratch_bytes = size  # type: ignore[attr-defined]
-    params.scratch = place(np.full(size, 0xA5, np.uint8))  # type: ignore[attr-defined]
+    whole = -(-size // 16) * 16  # so that it begins at a multiple of 16 where its end is what is placed
+    params.scratch = place(np.full(whole, 0xA5, np.uint8))  # type: ignore[attr-defined]
 
 
 def _read(address: int, shape: tuple[int, ...]) -> np.ndarray:

@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 import oracle
 from cases import FORMATS, MOE_CASES, NMSE_F32, PRODUCT_CASES, block_of, fit
+from mat_mat_sanitized import FORMATS as MAT_MAT_FORMATS
+from mat_mat_sanitized import run_mat_mat
 from native import DTYPES, TYPES, DequantizeParams, MoeVecParams, MulMatVecParams, NativeLibrary
-from packages import csrc_folder
 from routed_sanitized import run_routed
-
-ROUTED_VARIANTS = (1, 2, 3) if (csrc_folder() / "launch" / "mat_mat.h").exists() else (1,)
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -152,7 +151,11 @@ def main(library: NativeLibrary) -> None:
             library.call("gguf_mul_mat_vec_a8", params)
     if "MXFP4" in FORMATS:
         with Buffers() as buffers:
-            run_routed(library, buffers.of, ROUTED_VARIANTS)
+            run_routed(library, buffers.of, (1, 2, 3))
+    for type_name in FORMATS:
+        if type_name in MAT_MAT_FORMATS:
+            with Buffers() as buffers:
+                run_mat_mat(library, buffers.of, type_name)
     sys.stdout.write("all right\n")
 
 

@@ -8,16 +8,9 @@
 #include "launch/checks.h"
 #include "launch/format_ops.h"
 #include "launch/grid.cuh"
+#include "launch/mat_mat.h"
 #include "launch/staged.cuh"
 #include "launch/tuning.h"
-
-#if __has_include("launch/mat_mat.h")
-#include "launch/mat_mat.h"
-#define GGUF_ROUTED_HAS_TILES 1
-constexpr int kMostVariant = GGUF_ROUTED_DOT_TILES;
-#else
-constexpr int kMostVariant = GGUF_ROUTED_DIRECT;
-#endif
 
 namespace gguf {
 namespace {
@@ -150,12 +143,11 @@ constexpr int64_t kSortedExperts = 8192;  // more cannot be sorted
 
 bool uses_tiles(int variant, int64_t tokens, int64_t top_k, int64_t experts) {
   if (variant == GGUF_ROUTED_AUTO) {
-    return kMostVariant > GGUF_ROUTED_DIRECT && tokens >= kRoutedTileTokens && tokens * top_k >= kRoutedTileSlots * experts && experts <= kSortedExperts;
+    return tokens >= kRoutedTileTokens && tokens * top_k >= kRoutedTileSlots * experts && experts <= kSortedExperts;
   }
   return variant == GGUF_ROUTED_TILES || variant == GGUF_ROUTED_DOT_TILES;
 }
 
-#if defined(GGUF_ROUTED_HAS_TILES)
 constexpr int64_t round_up(int64_t bytes) { return ceil_div(bytes, 256) * 256; }
 
 // Where things lie in the scratch of a call with tiles, in bytes behind the quantised activations.
@@ -222,8 +214,6 @@ int multiply_tiles(const Routed& p, MatMatArgs tiles, const Projection& projecti
   return launched(error, p.op, "sorted products", p.format->mat_mat(tiles, which, stream));
 }
 
-#endif
-
 Experts experts_of(const void* weight, int64_t expert_stride, int64_t row_stride) {
   return {static_cast<const uint8_t*>(weight), expert_stride, row_stride};
 }
@@ -235,23 +225,19 @@ using namespace gguf;
 
 extern "C" int64_t gguf_moe_gate_up_bytes(const GgufMoeGateUpParams* params) {
   const int64_t activations = gguf_activation_bytes(params->tokens, params->cols);
-#if defined(GGUF_ROUTED_HAS_TILES)
   if (params->activations == GGUF_ACTIVATIONS_Q8_K &&
       uses_tiles(params->variant, params->tokens, params->top_k, params->experts)) {
     return TileScratch(activations, params->tokens * params->top_k, params->experts, params->rows, 2).end;
   }
-#endif
   return activations;
 }
 
 extern "C" int64_t gguf_moe_down_bytes(const GgufMoeDownParams* params) {
   const int64_t slots = params->tokens * params->top_k;
   const int64_t activations = gguf_activation_bytes(slots, params->cols);
-#if defined(GGUF_ROUTED_HAS_TILES)
   if (uses_tiles(params->variant, params->tokens, params->top_k, params->experts)) {
     return TileScratch(activations, slots, params->experts, params->rows, 1).end;
   }
-#endif
   return activations;
 }
 
@@ -268,7 +254,7 @@ extern "C" int gguf_moe_gate_up(const GgufMoeGateUpParams* params, GgufError* er
   if (!q8_k && params->activations != GGUF_ACTIVATIONS_32) return bad("activations", params->activations, "0 or 15");
   if (params->tokens < 0) return bad("tokens", params->tokens, "0 or more");
   if (params->top_k < 0) return bad("top_k", params->top_k, "0 or more");
-  if (params->variant < GGUF_ROUTED_AUTO || params->variant > (q8_k ? kMostVariant : GGUF_ROUTED_DIRECT)) {
+  if (params->variant < GGUF_ROUTED_AUTO || params->variant > (q8_k ? GGUF_ROUTED_DOT_TILES : GGUF_ROUTED_DIRECT)) {
     return bad("variant", params->variant, q8_k ? "0 to 3" : "0 or 1");
   }
   if (!(params->limit >= 0)) return fail(error, GGUF_BAD_ARGUMENT, "%s: limit is %g; wanted: 0 or more", op, params->limit);
@@ -310,7 +296,6 @@ extern "C" int gguf_moe_gate_up(const GgufMoeGateUpParams* params, GgufError* er
   if (code != GGUF_OK) return code;
   const Routing routing{params->ids, params->experts, params->top_k, params->ids_bits == 64};
   const SwiGlu activation{params->alpha, params->limit, params->up_offset};
-#if defined(GGUF_ROUTED_HAS_TILES)
   if (use_tiles) {
     char* scratch = static_cast<char*>(params->scratch);
     const TileScratch at(gguf_activation_bytes(tokens, params->cols), routed.slots, params->experts, params->rows, 2);
@@ -333,7 +318,6 @@ extern "C" int gguf_moe_gate_up(const GgufMoeGateUpParams* params, GgufError* er
                       swiglu_rows<<<grid, kRoutedThreads, 0, stream>>>(args);
                     }));
   }
-#endif
   GateUpArgs args{};
   args.gate = experts_of(params->gate, params->gate_expert_stride, params->gate_row_stride);
   args.up = experts_of(params->up, params->up_expert_stride, params->up_row_stride);
@@ -358,7 +342,7 @@ extern "C" int gguf_moe_down(const GgufMoeDownParams* params, GgufError* error) 
   };
   if (params->tokens < 0) return bad("tokens", params->tokens, "0 or more");
   if (params->top_k < 0) return bad("top_k", params->top_k, "0 or more");
-  if (params->variant < GGUF_ROUTED_AUTO || params->variant > kMostVariant) {
+  if (params->variant < GGUF_ROUTED_AUTO || params->variant > GGUF_ROUTED_DOT_TILES) {
     return bad("variant", params->variant, "0 to 3");
   }
   if (!is_dtype(params->weights_dtype)) return bad("weights_dtype", params->weights_dtype, "0 (F32), 1 (F16) or 30 (BF16)");
@@ -395,7 +379,6 @@ extern "C" int gguf_moe_down(const GgufMoeDownParams* params, GgufError* error) 
                           stream, error);
   if (code != GGUF_OK) return code;
   const Routing routing{params->ids, params->experts, params->top_k, params->ids_bits == 64};
-#if defined(GGUF_ROUTED_HAS_TILES)
   if (use_tiles) {
     char* scratch = static_cast<char*>(params->scratch);
     const TileScratch at(gguf_activation_bytes(routed.slots, params->cols), routed.slots, params->experts, params->rows, 1);
@@ -417,7 +400,6 @@ extern "C" int gguf_moe_down(const GgufMoeDownParams* params, GgufError* error) 
                       combine_slots<<<grid, kRoutedThreads, 0, stream>>>(args);
                     }));
   }
-#endif
   DownArgs args{};
   args.down = experts_of(params->down, params->down_expert_stride, params->down_row_stride);
   args.routing = routing;
