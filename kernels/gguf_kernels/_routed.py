@@ -8,6 +8,11 @@ The mxfp4_* operators quantise activations as GGUF's Q8_K has them, in blocks of
 largest magnitude, with its sign; s = -127 / m; q = s * x rounded to the nearest whole number, halves to even, at most
 127; d = 1 / s; each operation in float32. That is quantize_row_q8_K of the ggml sources. d and q are 0 where m is 0 or
 so small that s is infinite. A NaN or an infinity makes the results of its own token NaN and touches no other's.
+
+Scratch comes from torch's allocator and is given back at the end of the call. Every operator takes 1.25 bytes for each
+activation (a multiple of 64 columns; else up to 8 bytes a vector more). Where slots are sorted by expert the mxfp4_*
+operators take on top of that, with S = tokens * top_k slots, 8 * S * row bytes in mxfp4_moe_gate_up and 4 * S * row in
+mxfp4_moe_down for products in float32, and less than 5 * (S + 15 * min(S, experts + 1)) + 1024 for the sorting.
 """
 
 from __future__ import annotations
@@ -52,8 +57,6 @@ def ggml_moe_gate_up_a8(  # noqa: PLR0917  (the order is that of ggml_moe_a8_vec
     silu(min(gate, limit)) * (clamp(up, -limit, limit) + up_offset), where silu(g) = g / (1 + exp(-alpha * g)). Without
     options that is SiLU(gate) * up; gpt-oss has alpha = 1.702, limit = 7, up_offset = 1. Made for few tokens; any
     number is right. An id that names no expert gives a row of zeros.
-
-    Scratch: tokens * col * 1.25 bytes, from torch's allocator.
     """
     result: Tensor = torch.ops.gguf_kernels.ggml_moe_gate_up_a8(
         X, W_gate, W_up, topk_ids, top_k, type_id(type), row, tokens, alpha, limit, up_offset
