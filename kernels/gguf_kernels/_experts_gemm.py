@@ -130,7 +130,7 @@ def ggml_quantize_q8_k(X: Tensor) -> Tensor:
 
 def _same_device(op: str, W: Tensor, **others: Tensor) -> None:
     for name, other in others.items():
-        torch._check(
+        torch._check(  # type: ignore[no-untyped-call]
             other.device == W.device,
             lambda name=name, other=other: f"{op}: {name} is on {other.device} and W on {W.device}; wanted: one device",
         )

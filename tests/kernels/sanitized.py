@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import oracle
 from cases import FORMATS, MOE_CASES, NMSE_F32, PRODUCT_CASES, block_of, fit
+from mat_mat_sanitized import FORMATS as MAT_MAT_FORMATS
+from mat_mat_sanitized import run_mat_mat
 from native import DTYPES, TYPES, DequantizeParams, MoeVecParams, MulMatVecParams, NativeLibrary
 from routed_sanitized import run_routed
 
@@ -150,6 +152,10 @@ def main(library: NativeLibrary) -> None:
     if "MXFP4" in FORMATS:
         with Buffers() as buffers:
             run_routed(library, buffers.of, (1, 2, 3))
+    for type_name in FORMATS:
+        if type_name in MAT_MAT_FORMATS:
+            with Buffers() as buffers:
+                run_mat_mat(library, buffers.of, type_name)
     sys.stdout.write("all right\n")
 
 
