@@ -108,7 +108,7 @@ def matrix(session: nox.Session) -> None:
 
 @nox.session
 def wrapped(session: nox.Session) -> None:
-    """Public projects with their own setup.py, compiled whole for one target: a quarter of an hour on two cores."""
+    """Public projects with their own setup.py, compiled whole for one target: half an hour on two cores."""
     session.install("-e", ".[cli,test]", TORCH)
     session.run("rocmbuild", "toolchain", "install", "debian", "--with", "math")
     session.run(
