@@ -365,7 +365,7 @@ BUSY = """
 import sys
 from pathlib import Path
 from rocmbuild import pipeline
-with pipeline._locked(Path(sys.argv[1])):
+with pipeline.locked(Path(sys.argv[1])):
     (Path(sys.argv[1]) / "made").write_text("here")
     print("done", flush=True)
 """

@@ -205,7 +205,7 @@ struct Staged {
 
   static __device__ __forceinline__ void produce(const StagedArgs& args, Shared& shared, uint8_t* dynamic,
                                                  uint32_t begin, uint32_t end) {
-    const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / kWave, 0) - kStagedWarps;
+    const uint32_t warp = static_cast<uint32_t>(wave_number()) - kStagedWarps;
     const bool weights = warp < kCopyWarps;
     if (!weights && args.resident) return;
     uint8_t* ring = dynamic + args.ring_at;

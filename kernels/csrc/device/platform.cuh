@@ -184,11 +184,7 @@ static __device__ __forceinline__ void load_words(const uint8_t* at, uint32_t* w
     uint32_t raw[N + 1];
 #pragma unroll
     for (int i = 0; i < N; ++i) raw[i] = aligned[i];
-#if __CUDA_ARCH__ >= 900
-    raw[N] = aligned[N];  // in shared memory, where a few bytes more may be read
-#else
-    raw[N] = aligned[past != 0 ? N : N - 1];
-#endif
+    raw[N] = aligned[past != 0 ? N : N - 1];  // no word behind the bytes, which could be nobody's memory
 #pragma unroll
     for (int i = 0; i < N; ++i) words[i] = pick_bytes(raw[i], raw[i + 1], select);
   }

@@ -58,29 +58,9 @@ struct SwiGlu {
   }
 };
 
-// Format::load of a tile in device memory. For Hopper it is made to read shared memory, of which a few bytes behind the
-// block may be read; behind the last row that could be nobody's memory, so of that row the last block is copied first.
-template <typename Format>
-static __device__ __forceinline__ typename Format::Tile load_tile(const uint8_t* row, uint32_t tile, uint32_t tiles,
-                                                                  bool last_row) {
-#if defined(GGUF_HOPPER_DEVICE)
-  constexpr uint32_t kTiles = Format::kBlockElements / Format::kTileElements;
-  if (last_row && tile / kTiles + 1 == tiles / kTiles) {
-    alignas(16) uint8_t copy[Format::kBlockBytes + 16];
-    const uint8_t* block = row + tile / kTiles * static_cast<uint32_t>(Format::kBlockBytes);
-    for (int i = 0; i < Format::kBlockBytes; ++i) copy[i] = block[i];
-    return Format::load(copy, tile % kTiles);
-  }
-#else
-  (void)tiles, (void)last_row;
-#endif
-  return Format::load(row, tile);
-}
-
-// sum[i] += what one lane's tiles of row i give with one vector. Tile t belongs to lane t % 32. last_row: a row may be the
-// last one of its weights.
+// sum[i] += what one lane's tiles of row i give with one vector. Tile t belongs to lane t % 32.
 template <typename Format, int kN>
-static __device__ __forceinline__ void add_lane_products(const uint8_t* const (&row)[kN], bool last_row, const int8_t* q,
+static __device__ __forceinline__ void add_lane_products(const uint8_t* const (&row)[kN], const int8_t* q,
                                                          const ActivationScale* scale, uint32_t tiles,
                                                          const uint32_t* table, float (&sum)[kN]) {
   constexpr uint32_t kTileBlocks = Format::kTileElements / kActivationBlock;
@@ -94,7 +74,7 @@ static __device__ __forceinline__ void add_lane_products(const uint8_t* const (&
     for (int first = 0; first < kN; first += kAtOnce) {
       typename Format::Tile raw[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) raw[i] = load_tile<Format>(row[first + i], tile, tiles, last_row);
+      for (int i = 0; i < kAtOnce; ++i) raw[i] = Format::load(row[first + i], tile);
 #pragma unroll
       for (uint32_t part = 0; part < kTileBlocks; ++part) {
         const Activations x = load_activations(q, scale, tile * kTileBlocks + part);
@@ -263,8 +243,7 @@ static __global__ void GGUF_ROUTED_BOUNDS moe_gate_up(GateUpArgs args) {
       for (int i = 0; i < 2 * kRows; ++i) own_q[i] = q, own_scale[i] = scale;
       add_mxfp4_products(row, own_q, own_scale, tiles, sum);
     } else {
-      const bool last_row = expert == args.routing.experts - 1 && first_row + kRows >= args.rows;
-      add_lane_products<Format>(row, last_row, q, scale, tiles, device_table<Format>(), sum);
+      add_lane_products<Format>(row, q, scale, tiles, device_table<Format>(), sum);
     }
     float own_gate = 0.0f;
     float own_up = 0.0f;
@@ -345,8 +324,7 @@ static __global__ void GGUF_ROUTED_BOUNDS GGUF_ROUTED_REGISTERS(32) moe_down(Dow
     if constexpr (kInterleaved) {
       add_mxfp4_products(row, q, scale, tiles, sum);
     } else {
-      const bool last_row = any == args.routing.experts - 1 && first_row + kRows >= args.rows;
-      add_lane_products<Format>(row, last_row, q[0], scale[0], tiles, device_table<Format>(), sum);
+      add_lane_products<Format>(row, q[0], scale[0], tiles, device_table<Format>(), sum);
     }
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {

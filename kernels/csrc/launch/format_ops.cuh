@@ -63,6 +63,7 @@ cudaError_t launch_mul_mat_vec(const MatVecArgs& args, int64_t vectors, cudaStre
 #if defined(ROCMBUILD_PLATFORM_CUDA)
   const cudaError_t staged = launch_mul_mat_vec_staged<Format>(args, vectors, stream);
   if (staged != cudaErrorNotSupported) return staged;
+  if (reinterpret_cast<uintptr_t>(args.weight) % 16 != 0) return cudaErrorMisalignedAddress;  // as loads there want it
 #endif
   const cudaError_t status = launch_mul_mat_vec_groups<Format, kMaxVectors>(args, vectors / kMaxVectors, stream);
   if (status != cudaSuccess) return status;
@@ -83,6 +84,7 @@ cudaError_t launch_moe_vec(const MoeVecArgs& args, int64_t tokens, cudaStream_t 
 #if defined(ROCMBUILD_PLATFORM_CUDA)
   const cudaError_t staged = launch_moe_vec_staged<Format>(args, tokens, stream);
   if (staged != cudaErrorNotSupported) return staged;
+  if (reinterpret_cast<uintptr_t>(args.product.weight) % 16 != 0) return cudaErrorMisalignedAddress;
 #endif
   constexpr int kRows = mat_vec_rows<Format>(1);
   const Extent blocks{ceil_div(args.product.rows, kMatVecWaves * kRows), tokens, args.top_k};

@@ -8,7 +8,6 @@
 
 namespace gguf {
 
-
 // Whether a format's kernels take interleaved activations.
 template <typename Format>
 constexpr bool takes_interleaved() {
