@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -15,7 +17,7 @@ import routed_oracle
 import torch
 from cases import FORMATS, NMSE_F32, fit, ulps
 from native import NativeLibrary, guarded
-from on_device import OnDevice
+from on_device import DEVICE_VARIABLE, OnDevice
 from packages import ROOT
 from routed_oracle import blocks_of_32, q8_k
 from routed_sanitized import run_routed
@@ -387,14 +389,18 @@ def test_supports(kernels: ModuleType) -> None:
 
 def test_opcheck_and_compile(kernels: ModuleType) -> None:
     x, weights, ids, factors = layer_case(5, model=256, ffn=256)
-    tx, gate, up, down, tids, tfactors = tensors(x, *weights, ids, factors)
+    device = os.environ.get(DEVICE_VARIABLE, "cpu")
+    tx, gate, up, down, tids, tfactors = (one.to(device) for one in tensors(x, *weights, ids, factors))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     ops = torch.ops.gguf_kernels
     torch.library.opcheck(ops.mxfp4_moe_gate_up.default, (tx, gate, up, tids), test_utils=checks)
-    torch.library.opcheck(ops.mxfp4_moe_down.default, (torch.ones(15, 256), down, tids, tfactors), test_utils=checks)
+    torch.library.opcheck(
+        ops.mxfp4_moe_down.default, (torch.ones(15, 256, device=device), down, tids, tfactors), test_utils=checks
+    )
     torch.library.opcheck(ops.ggml_moe_gate_up_a8.default, (tx, gate, up, tids, 3, 39, 256, 5), test_utils=checks)
-    compiled = torch.compile(kernels.mxfp4_experts, fullgraph=True, backend="aot_eager")
-    wanted = kernels.mxfp4_experts(tx, gate, up, down, tids, tfactors)
+    experts = importlib.import_module(kernels.__name__).mxfp4_experts  # itself, not a stand-in that moves tensors
+    compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
+    wanted = experts(tx, gate, up, down, tids, tfactors)
     assert torch.equal(compiled(tx, gate, up, down, tids, tfactors), wanted)
 
 
@@ -456,7 +462,7 @@ def test_examples(package: Path, name: str) -> None:
     """They judge their results themselves."""
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / f"{name}.py"],
-        env={"PYTHONPATH": str(package), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": os.pathsep.join([str(package), *sys.path]), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         check=False,
