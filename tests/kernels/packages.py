@@ -74,8 +74,8 @@ def build_package(csrc: Path, *, defines: Sequence[str] = (), flags: Sequence[st
     from rocmbuild.paths import cache_dir
 
     mutant = csrc.resolve() != (KERNELS / "csrc").resolve()
-    if mutant or flags:  # compiled often, run little; parallel test runs keep theirs apart
-        flags = ("-O1", *flags)
+    if mutant or flags:  # compiled often, run little; a mutant without sanitizers once, for a test or two
+        flags = ("-O1" if flags else "-O0", *flags)
     if flags:
         flags = (*flags, "-g1")  # functions and lines, which is all that a sanitizer's report shows
     worker = os.environ.get("PYTEST_XDIST_WORKER", "") if mutant else ""
