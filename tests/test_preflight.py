@@ -60,6 +60,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.needs_torch
 @needs_toolchain
 @needs_torch_sdk
 def test_every_problem_is_told_once_with_its_step(project: Path, small_disk: Path, tmp_path: Path) -> None:
@@ -80,6 +81,7 @@ def test_every_problem_is_told_once_with_its_step(project: Path, small_disk: Pat
     assert told.count("next step:") == 3
 
 
+@pytest.mark.needs_torch
 @needs_toolchain
 @needs_torch_sdk
 def test_a_compiler_that_compiles_nothing_is_found_before_the_build(project: Path, tmp_path: Path) -> None:
