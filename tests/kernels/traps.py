@@ -456,14 +456,6 @@ TRAPS = (
     ),
     Trap(
         number=1,
-        what="a block without an expert reads before the weights",
-        file=_MAT_MAT,
-        old="if (expert < 0 || expert >= args.experts) return -1;",
-        new="if (expert >= args.experts) return -1;",
-        tests=("test_mat_mat.py::test_blocks_that_no_expert_or_a_wrong_one_has",),
-    ),
-    Trap(
-        number=1,
         what="rows of skipped blocks left unwritten",
         file="launch/mat_mat.cu",
         old="cudaMemsetAsync(params->out, 0, static_cast<size_t>(out_bytes), stream)",
