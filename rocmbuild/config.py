@@ -185,6 +185,11 @@ class Option:
     in_pyproject: bool = True
     required: bool = False
 
+    @property
+    def field(self) -> str:
+        """Its field in the dataclass that holds its value."""
+        return self.name.replace("-", "_")
+
 
 def check_platform(system: str, machine: str) -> None:
     """EnvironmentFailure, in one sentence, unless this is Linux on x86-64.
@@ -456,7 +461,7 @@ def _table_fields(table: Mapping[str, object], at: str, faults: list[str], optio
     fields: dict[str, Any] = {}
     for option in options:
         if option.name in table:
-            fields[_field(option)] = option.check(table[option.name], f"{at}.{option.name}", faults)
+            fields[option.field] = option.check(table[option.name], f"{at}.{option.name}", faults)
         elif option.required:
             faults.append(f"{at}.{option.name}: missing; wanted {option.help}")
     return fields
@@ -915,30 +920,12 @@ def load_config(
     return Config(
         project=place,
         targets=targets,
-        arch_env=values["arch-env"],
-        toolchain=values["toolchain"],
-        auto_install=values["auto-install"],
-        platforms=values["platforms"],
-        cuda_archs=values["cuda-archs"],
         build_dir=build_dir,
-        jobs=values["jobs"],
-        verbose=values["verbose"],
-        debug=values["debug"],
-        allow_native=values["allow-native"],
-        extensions=values["extensions"],
-        audit=values["audit"],
         sources=MappingProxyType(reader.sources),
         warnings=tuple(reader.warnings),
-        hipify_engine=values["hipify-engine"],
-        hipify_allow=values["hipify-allow"],
-        torch_sdk=values["torch-sdk"],
-        launcher=values["launcher"],
-        local_version=values["local-version"],
-        variant=values["variant"],
-        editable_rebuild=values["editable-rebuild"],
-        matrix=values["matrix"],
         overridden=MappingProxyType({name: tuple(lost) for name, lost in reader.lost.items()}),
         settings=tuple(sorted((name, _as_text(value)) for name, value in reader.settings.items())),
+        **{option.field: values[option.name] for option in OPTIONS if option.name not in ("targets", "build-dir")},
     )
 
 
@@ -1161,7 +1148,3 @@ def _or(near: Sequence[str]) -> str:
 def _key(name: str) -> str:
     """A key as TOML writes it."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{printable(name)}"'
-
-
-def _field(option: Option) -> str:
-    return option.name.replace("-", "_")

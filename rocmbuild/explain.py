@@ -33,7 +33,7 @@ def explain(config: Config) -> tuple[Setting, ...]:
     """Every option in the order of its table."""
     found = []
     for option in OPTIONS:
-        value = _plain(getattr(config, option.name.replace("-", "_")))
+        value = _plain(getattr(config, option.field))
         chosen = config.sources[option.name] != "default" or value not in (None, [])
         shown = _text(value) if chosen else option.shown_default or "none"
         found.append(
