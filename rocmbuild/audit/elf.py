@@ -46,15 +46,13 @@ _MAX_SECTIONS = 1 << 17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A section header; type, flags and the rest as in Elf64_Shdr."""
+    """A section header; its fields as in Elf64_Shdr."""
 
     name: str
     type: int
-    address: int
     offset: int
     size: int
     link: int
-    entry_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +71,6 @@ class Symbol(NamedTuple):  # not a dataclass: a library has tens of thousands, a
     name: str
     section: int
     binding: int
-    value: int
-    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +80,6 @@ class Elf:
     data: Data = field(repr=False)
     type: int
     machine: int
-    osabi: int
     abi_version: int
     flags: int
     sections: tuple[Section, ...]
@@ -99,14 +94,6 @@ class Elf:
         if section.type == SHT_NOBITS:
             return self.data.window(0, 0, section.name)
         return self.data.window(section.offset, section.size, f"section {section.name or '(no name)'}")
-
-    def at(self, address: int, size: int, what: str) -> Data | None:
-        """The bytes of the file that are loaded at an address, or None where no segment has them all."""
-        for segment in self.segments:
-            start = address - segment.address
-            if segment.type == PT_LOAD and start >= 0 and start + size <= segment.file_size:
-                return self.data.window(segment.offset + start, size, what)
-        return None
 
     def notes(self) -> Iterator[tuple[bytes, int, bytes]]:
         """(owner, type, description) of every note: from the segments, else from the sections."""
@@ -130,8 +117,8 @@ class Elf:
         if section is None:
             return
         names = self._strings(section)
-        for name, info, _other, index, value, size in self._entries(section):
-            yield Symbol(name=names(name), section=index, binding=info >> 4, value=value, size=size)
+        for name, info, _other, index, _value, _size in self._entries(section):
+            yield Symbol(name=names(name), section=index, binding=info >> 4)
 
     def values(self, table: str, size: int) -> Iterator[tuple[bytes, int]]:
         """(name, value) of the defined symbols of a size, quickly: the whole string table is read."""
@@ -259,11 +246,9 @@ def read_elf(data: Data) -> Elf:
         Section(
             name=names(row[0]) if names else "",
             type=row[1],
-            address=row[3],
             offset=row[4],
             size=row[5],
             link=row[6],
-            entry_size=row[9],
         )
         for row in rows
     )
@@ -271,7 +256,6 @@ def read_elf(data: Data) -> Elf:
         data=data,
         type=kind,
         machine=machine,
-        osabi=head[7],
         abi_version=head[8],
         flags=flags,
         sections=sections,
