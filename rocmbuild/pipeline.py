@@ -27,6 +27,7 @@ from rocmbuild.paths import cache_dir, write_atomic
 from rocmbuild.preflight import Preflight, requires_torch
 from rocmbuild.targets import TargetSet, bridge, refuse_smuggled
 from rocmbuild.toolchain.model import Toolchain
+from rocmbuild.wrapped import Built
 
 if TYPE_CHECKING:  # what costs start-up time is imported where it is used
     from rocmbuild.audit.report import AuditReport
@@ -67,16 +68,6 @@ class Prepared:
     @property
     def build_dir(self) -> Path:
         return self.config.build_dir
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """A finished wheel with its audit; `ran` is the number of commands that had to run."""
-
-    path: Path
-    report: AuditReport
-    record: dict[str, Any]
-    ran: int
 
 
 @contextlib.contextmanager
@@ -629,7 +620,7 @@ def _build_wrapped(config: Config, out: Path, environ: MutableMapping[str, str],
     assert toolchain is not None and cxx is not None and sdk is not None
     with locked(config.build_dir):
         mark_build(config.build_dir, config.project, editable=hook == "build_editable")
-        done = wrapped.build_wrapped(
+        return wrapped.build_wrapped(
             config,
             out,
             environ,
@@ -640,7 +631,6 @@ def _build_wrapped(config: Config, out: Path, environ: MutableMapping[str, str],
             sdk=sdk,
             settings=_editable_settings(config),
         )
-        return Built(path=done.path, report=done.report, record=done.record, ran=done.ran)
 
 
 def build_wheel(config: Config, out: Path, environ: MutableMapping[str, str]) -> Built:

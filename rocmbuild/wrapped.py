@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # what costs start-up time is imported where it is used
     from rocmbuild.audit.report import AuditReport
     from rocmbuild.toolchain.torch_sdk import TorchSdk
 
-__all__ = ["WrappedBuild", "build_wrapped", "is_wrapped", "run_plain"]
+__all__ = ["Built", "build_wrapped", "is_wrapped", "run_plain"]
 
 _ARCH_VARIABLES = {"HIP_ARCHITECTURES": ",", "GPU_ARCHS": ";"}
 """Variables from which setup.py files of public projects take targets for flags of their own, and what parts them."""
@@ -57,8 +57,8 @@ _KEPT_SECONDS = 14 * 86400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WrappedBuild:
-    """A published wheel, its audit, the record, and how many compiler commands had to run."""
+class Built:
+    """A published wheel with its audit and its record; `ran` is the number of commands that had to run."""
 
     path: Path
     report: AuditReport
@@ -207,7 +207,7 @@ def build_wrapped(
     cxx: tuple[str, str],
     sdk: TorchSdk,
     settings: list[str],
-) -> WrappedBuild:
+) -> Built:
     """Build, audit, and only then publish the wheel of a project with its own setup.py.
 
     hook: build_wheel or build_editable. settings: those with which an editable install builds again. The wheel's tags
@@ -254,7 +254,7 @@ def build_wrapped(
     if hook == "build_editable":
         write_atomic(config.build_dir / editable.INPUTS, _json(times))
     write_atomic(out / path.name, path.read_bytes())
-    return WrappedBuild(path=out / path.name, report=report, record=record, ran=ran)
+    return Built(path=out / path.name, report=report, record=record, ran=ran)
 
 
 def _state(config: Config, environ: Mapping[str, str], places: Sequence[tuple[str, str]], asked: Sequence[Any]) -> str:
