@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
-__all__ = ["cache_dir", "data_dir", "write_atomic"]
+__all__ = ["as_json", "cache_dir", "data_dir", "write_atomic", "write_changed"]
 
 
 def data_dir() -> Path:
@@ -33,3 +35,14 @@ def write_atomic(path: Path, data: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def write_changed(path: Path, data: bytes) -> None:
+    """Write only what differs: a build looks at times."""
+    if not path.is_file() or path.read_bytes() != data:
+        write_atomic(path, data)
+
+
+def as_json(value: Any) -> bytes:
+    """A value as JSON for a file that people read too."""
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

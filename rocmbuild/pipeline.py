@@ -23,7 +23,7 @@ from rocmbuild.build.wrapped import installed_torch
 from rocmbuild.config import Config
 from rocmbuild.errors import CheckError, EnvironmentFailure, InputError
 from rocmbuild.locks import Lock
-from rocmbuild.paths import cache_dir, write_atomic
+from rocmbuild.paths import as_json, cache_dir, write_atomic, write_changed
 from rocmbuild.preflight import Preflight, requires_torch
 from rocmbuild.targets import TargetSet, bridge, refuse_smuggled
 from rocmbuild.toolchain.model import Toolchain
@@ -259,7 +259,9 @@ def prepare(config: Config, environ: Mapping[str, str], *, words: tuple[str, ...
     if nvcc:
         sync(stage, build_dir / "src" / "cuda", tree="cuda")
         done = process.run([nvcc, "--version"], what=f"asking {nvcc} for its version", error=EnvironmentFailure)
-        _write(build_dir / "support" / "nvcc.json", _json({"path": nvcc, "version": done.stdout.splitlines()[-1]}))
+        write_changed(
+            build_dir / "support" / "nvcc.json", as_json({"path": nvcc, "version": done.stdout.splitlines()[-1]})
+        )
     host_sources = _support(build_dir, toolchain, torch_sdk, cxx, host="host" in config.platforms)
     torch_include = tuple(str(folder) for folder in torch_sdk.include_dirs())
     plan = make_plan(
@@ -308,12 +310,6 @@ def _uncompilable(toolchain: Toolchain | None, targets: TargetSet | None) -> tup
     return uncompilable(toolchain, targets.generics)
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Write only what differs: a build looks at times."""
-    if not path.is_file() or path.read_bytes() != data:
-        write_atomic(path, data)
-
-
 def _support(
     build_dir: Path, toolchain: Toolchain | None, torch_sdk: TorchSdk, cxx: tuple[str, str], *, host: bool
 ) -> tuple[str, ...]:
@@ -326,26 +322,22 @@ def _support(
     own = Path(__file__).parent / "build"
     support = build_dir / "support"
     for header in ("wave32.h", "bundle.h"):
-        _write(support / "include/rocmbuild" / header, (own / "include/rocmbuild" / header).read_bytes())
-    _write(support / "recorder.py", (own / "recorder.py").read_bytes())
+        write_changed(support / "include/rocmbuild" / header, (own / "include/rocmbuild" / header).read_bytes())
+    write_changed(support / "recorder.py", (own / "recorder.py").read_bytes())
     # The interpreter of an isolated build has another path each time, so it stands outside the commands.
     interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-    _write(support / "record", f'exec "{interpreter}" -I -S support/recorder.py "$@"\n'.encode())
-    _write(support / "empty.c", b"")
-    _write(support / "toolchain.json", _json(toolchain.identity() if toolchain else {}))
-    _write(support / "torch_sdk.json", _json({"version": torch_sdk.version, "digest": torch_sdk.digest}))
-    _write(support / "cxx.json", _json({"path": cxx[0], "version": cxx[1]}))
+    write_changed(support / "record", f'exec "{interpreter}" -I -S support/recorder.py "$@"\n'.encode())
+    write_changed(support / "empty.c", b"")
+    write_changed(support / "toolchain.json", as_json(toolchain.identity() if toolchain else {}))
+    write_changed(support / "torch_sdk.json", as_json({"version": torch_sdk.version, "digest": torch_sdk.digest}))
+    write_changed(support / "cxx.json", as_json({"path": cxx[0], "version": cxx[1]}))
     if not host:
         return ()
     base = executor.include_dir().parent
     for path in sorted([*(base / "include").rglob("*"), *(base / "src").rglob("*")]):
         if path.is_file():
-            _write(support / "host" / path.relative_to(base), path.read_bytes())
+            write_changed(support / "host" / path.relative_to(base), path.read_bytes())
     return tuple(f"support/host/{path.relative_to(base)}" for path in executor.runtime_sources())
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def compile_project(
@@ -358,7 +350,7 @@ def compile_project(
     config = prepared.config
     if not quiet:
         console.note(_heading(prepared))
-    _write(
+    write_changed(
         prepared.build_dir / "compile_commands.json", ninja.compile_commands(prepared.plan, prepared.build_dir).encode()
     )
     env = dict(environ)
@@ -373,7 +365,7 @@ def compile_project(
             f"rocmbuild: ccache: {said['local'] + said['remote']} of {sum(said.values())} compilations were there "
             f"already, {said['remote']} of them from the remote store"
         )
-    write_atomic(prepared.build_dir / "record.json", _json(record))
+    write_atomic(prepared.build_dir / "record.json", as_json(record))
     return ran, record
 
 
@@ -448,7 +440,7 @@ def _evidence(prepared: Prepared, record: dict[str, Any], report: AuditReport) -
         for command in record["commands"]
     ]
     kept["code_objects"] = report.summary()
-    return _json(kept)
+    return as_json(kept)
 
 
 def _library_members(prepared: Prepared) -> dict[str, bytes]:
@@ -506,7 +498,7 @@ def _pure_wheel(config: Config, hook: str, environ: Mapping[str, str]) -> Path:
     shutil.rmtree(out / hook, ignore_errors=True)
     shutil.rmtree(copy / "build", ignore_errors=True)
     name = project.run_hook(hook, copy, out / hook, work=build_dir, env=dict(environ))
-    write_atomic(stamp, _json({"state": state.hexdigest(), "name": name}))
+    write_atomic(stamp, as_json({"state": state.hexdigest(), "name": name}))
     return out / hook / name
 
 
@@ -567,7 +559,7 @@ def _build(
             )
         write_atomic(out / path.name, path.read_bytes())
         if times:
-            write_atomic(config.build_dir / editable.INPUTS, _json(times))
+            write_atomic(config.build_dir / editable.INPUTS, as_json(times))
         _remember(prepared, hook, environ, path, began=began)
         return Built(path=out / path.name, report=report, record=record, ran=ran)
 
@@ -695,7 +687,7 @@ def _put_loaders(prepared: Prepared) -> dict[str, str]:
     places: dict[str, str] = {}
     for library in prepared.plan.libraries:
         folder = (prepared.build_dir / library.built).parent
-        _write(folder / LOADER, loader)
+        write_changed(folder / LOADER, loader)
         places[library.extension.rpartition(".")[0]] = str(folder)
     return places
 
@@ -723,7 +715,7 @@ def build_in_place(config: Config, environ: MutableMapping[str, str]) -> tuple[A
                 "the audit refuses these libraries:\n" + "\n".join(str(finding) for finding in report.findings)
             )
         _put_loaders(prepared)
-        write_atomic(config.build_dir / editable.INPUTS, _json(times))
+        write_atomic(config.build_dir / editable.INPUTS, as_json(times))
         return report, ran
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rocmbuild import __version__, console, process
 from rocmbuild.build.fronts import make_front, read_records
 from rocmbuild.errors import InputError
-from rocmbuild.paths import write_atomic
+from rocmbuild.paths import as_json, write_atomic
 from rocmbuild.targets import TargetSet, bridge, refuse_smuggled
 from rocmbuild.toolchain.model import Toolchain
 
@@ -85,7 +84,7 @@ def run_command(
         "commands_failed": [command for command in commands if command["exit"] != 0],
     }
     if keep:
-        write_atomic(keep, (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())
+        write_atomic(keep, as_json(record))
     paths = []
     for pattern in patterns:
         found = sorted(Path(match) for match in glob.glob(pattern, recursive=True))  # noqa: PTH207 (absolute ones too)

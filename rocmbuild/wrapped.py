@@ -22,7 +22,7 @@ from rocmbuild.build.tools import find_ninja
 from rocmbuild.build.wrapped import host_compilers, installed_torch, packages, run_wrapped_hook, site_folders
 from rocmbuild.config import Config
 from rocmbuild.errors import CheckError
-from rocmbuild.paths import write_atomic
+from rocmbuild.paths import as_json, write_atomic
 from rocmbuild.targets import TargetSet, bridge
 from rocmbuild.toolchain.model import Toolchain
 
@@ -250,9 +250,9 @@ def build_wrapped(
     report = _audited(libraries, job, record, show=path)
     if not known:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        write_atomic(stamp, _json({"state": state, "name": path.name, "digest": digest}))
+        write_atomic(stamp, as_json({"state": state, "name": path.name, "digest": digest}))
     if hook == "build_editable":
-        write_atomic(config.build_dir / editable.INPUTS, _json(times))
+        write_atomic(config.build_dir / editable.INPUTS, as_json(times))
     write_atomic(out / path.name, path.read_bytes())
     return Built(path=out / path.name, report=report, record=record, ran=ran)
 
@@ -337,7 +337,7 @@ def _make(job: _Job, wheels: Path) -> tuple[Path, dict[str, Any], int]:
         "build_dir": str(build_dir),
         "commands": [command for command in commands if command["exit"] == 0],
     }
-    write_atomic(build_dir / "record.json", _json(record))
+    write_atomic(build_dir / "record.json", as_json(record))
     edit, added = None, {}
     libraries = [raw / name]
     if job.hook == "build_editable":
@@ -415,10 +415,6 @@ def _audited(paths: Sequence[Path], job: _Job, record: Mapping[str, Any], *, sho
     return report
 
 
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
-
-
 def _evidence(record: Mapping[str, Any], report: AuditReport, places: Sequence[tuple[str, str]]) -> bytes:
     """What is reproducible of the record, without this machine's folders and times; commands by their outputs."""
 
@@ -441,4 +437,4 @@ def _evidence(record: Mapping[str, Any], report: AuditReport, places: Sequence[t
         key=lambda command: (command["source"] or "", command["argv"]),
     )
     kept["code_objects"] = report.summary()
-    return _json(kept)
+    return as_json(kept)

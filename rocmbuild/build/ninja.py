@@ -15,7 +15,7 @@ from rocmbuild import console, process
 from rocmbuild.build.plan import COMPILATIONS, BuildPlan, Edge
 from rocmbuild.build.tools import find_ninja
 from rocmbuild.errors import CheckError, EnvironmentFailure, InputError
-from rocmbuild.paths import write_atomic
+from rocmbuild.paths import write_changed
 
 __all__ = ["Command", "cached", "compile_commands", "headers_outside", "ninja_file", "read_commands", "run_ninja"]
 
@@ -89,7 +89,7 @@ def compile_commands(plan: BuildPlan, build_dir: Path) -> str:
     entries = [
         {"directory": str(build_dir), "file": edge.inputs[0], "output": edge.output, "arguments": list(edge.argv)}
         for edge in plan.edges
-        if edge.kind in {"device", "host", "cuda", "cxx"}
+        if edge.kind in COMPILATIONS
     ]
     return json.dumps(entries, indent=1) + "\n"
 
@@ -136,10 +136,7 @@ def run_ninja(plan: BuildPlan, build_dir: Path, *, jobs: int | None, verbose: bo
     ninja = find_ninja()
     if ninja is None:
         raise EnvironmentFailure("ninja was not found", hint="pip install ninja")
-    text = ninja_file(plan).encode()
-    path = build_dir / "build.ninja"
-    if not path.exists() or path.read_bytes() != text:
-        write_atomic(path, text)
+    write_changed(build_dir / "build.ninja", ninja_file(plan).encode())
     _forget_times_ahead(build_dir)
     words = [str(ninja), "-k", "0", *(["-v"] if verbose else []), *(["-j", str(jobs)] if jobs else [])]
     ran = 0
