@@ -260,8 +260,7 @@ def _build(config: Config, words: tuple[str, ...]) -> list[Path]:
         _, record = pipeline.compile_project(prepared, dict(os.environ), quiet=not config.verbose)
         built = [config.build_dir / library.built for library in prepared.plan.libraries]
         report = audit(built, record=record, targets=prepared.targets.names if prepared.targets else ())
-        if not report.ok:
-            raise CheckError("rocmbuild.load: " + "\n".join(str(finding) for finding in report.findings))
+        report.require_ok("rocmbuild.load: ")
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in built)).hexdigest()[:16]
         place = config.build_dir / "loaded" / digest
         for path in built:

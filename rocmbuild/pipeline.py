@@ -21,7 +21,7 @@ from rocmbuild.build.plan import BuildPlan, PlanInput, make_plan, prefix_maps
 from rocmbuild.build.tools import find_program
 from rocmbuild.build.wrapped import installed_torch
 from rocmbuild.config import Config
-from rocmbuild.errors import CheckError, EnvironmentFailure, InputError
+from rocmbuild.errors import EnvironmentFailure, InputError
 from rocmbuild.locks import Lock
 from rocmbuild.paths import as_json, cache_dir, write_atomic, write_changed
 from rocmbuild.preflight import Preflight, requires_torch
@@ -552,11 +552,7 @@ def _build(
         judged = [path] if hook == "build_wheel" else libraries
         objdump = prepared.toolchain.objdump if prepared.toolchain else None
         report = audit(judged, record=record, targets=targets, rules=config.audit, objdump=objdump)
-        if not report.ok:
-            raise CheckError(
-                "the audit refuses this wheel:\n" + "\n".join(str(finding) for finding in report.findings),
-                hint=f"`rocmbuild audit {path}` shows what is inside",
-            )
+        report.require_ok("the audit refuses this wheel:\n", hint=f"`rocmbuild audit {path}` shows what is inside")
         write_atomic(out / path.name, path.read_bytes())
         if times:
             write_atomic(config.build_dir / editable.INPUTS, as_json(times))
@@ -710,10 +706,7 @@ def build_in_place(config: Config, environ: MutableMapping[str, str]) -> tuple[A
         targets = prepared.targets.names if prepared.targets else ()
         objdump = prepared.toolchain.objdump if prepared.toolchain else None
         report = audit(libraries, record=record, targets=targets, rules=config.audit, objdump=objdump)
-        if not report.ok:
-            raise CheckError(
-                "the audit refuses these libraries:\n" + "\n".join(str(finding) for finding in report.findings)
-            )
+        report.require_ok("the audit refuses these libraries:\n")
         _put_loaders(prepared)
         write_atomic(config.build_dir / editable.INPUTS, as_json(times))
         return report, ran

@@ -21,7 +21,6 @@ from rocmbuild.build.jobs import choose_jobs, read_machine
 from rocmbuild.build.tools import find_ninja
 from rocmbuild.build.wrapped import host_compilers, installed_torch, packages, run_wrapped_hook, site_folders
 from rocmbuild.config import Config
-from rocmbuild.errors import CheckError
 from rocmbuild.paths import as_json, write_atomic
 from rocmbuild.targets import TargetSet, bridge
 from rocmbuild.toolchain.model import Toolchain
@@ -407,11 +406,7 @@ def _audited(paths: Sequence[Path], job: _Job, record: Mapping[str, Any], *, sho
     report = audit(
         paths, record=record, targets=job.targets.names, rules=job.config.audit, objdump=job.toolchain.objdump
     )
-    if not report.ok:
-        raise CheckError(
-            "the audit refuses this wheel:\n" + "\n".join(str(finding) for finding in report.findings),
-            hint=f"`rocmbuild audit {show}` shows what is inside",
-        )
+    report.require_ok("the audit refuses this wheel:\n", hint=f"`rocmbuild audit {show}` shows what is inside")
     return report
 
 

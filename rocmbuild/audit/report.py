@@ -21,7 +21,7 @@ from rocmbuild.audit.policy import judge_policy
 from rocmbuild.audit.processors import products
 from rocmbuild.audit.record import Command, Record, is_record, parse_record, read_record
 from rocmbuild.config import AuditRule
-from rocmbuild.errors import InputError
+from rocmbuild.errors import CheckError, InputError
 
 __all__ = ["AuditReport", "Compiled", "audit", "audit_paths"]
 
@@ -55,6 +55,11 @@ class AuditReport:
     def ok(self) -> bool:
         """No error, and every card that was asked about is served."""
         return not has_errors(self.findings) and all(served.answer == "yes" for served in self.served)
+
+    def require_ok(self, heading: str, *, hint: str = "") -> None:
+        """CheckError with the findings below a heading, which ends as it is to, unless the audit is ok."""
+        if not self.ok:
+            raise CheckError(heading + "\n".join(str(finding) for finding in self.findings), hint=hint)
 
     @property
     def libraries(self) -> tuple[Library, ...]:
