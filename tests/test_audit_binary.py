@@ -328,9 +328,6 @@ def test_damaged_metadata(tree: object, words: str, samples: Samples) -> None:
     assert words in caught.value.message
 
 
-_DEVICE_ONLY = ("--offload-arch=gfx1201", "--offload-device-only", "--no-gpu-bundle-output")
-
-
 def test_what_the_metadata_and_the_descriptor_disagree_about(samples: Samples) -> None:
     data = samples.code("gfx1201").read_bytes()
     wide = samples.folder / "wide.co"

@@ -300,7 +300,7 @@ def test_the_page_in_a_browser(report: AuditReport, tmp_path: Path) -> None:
 # The difference of two files
 
 
-def test_the_difference_of_two_files(samples: Samples, library: Path, tmp_path: Path) -> None:
+def test_the_difference_of_two_files(samples: Samples, library: Path) -> None:
     same = diff(inspect(library), inspect(library))
     assert same.same
     assert diff_table(same).endswith("diff: no difference")

@@ -202,9 +202,7 @@ def test_macros_that_every_extension_is_given_decide_branches(
 
 
 @needs_torch_sdk
-def test_a_check_needs_no_toolchain(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_check_needs_no_toolchain(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "pyproject.toml").write_text(
         PYPROJECT.format(options="").replace('["host"]', '["rocm"]\ntoolchain = "no-such-toolchain"')
     )
@@ -290,7 +288,7 @@ def build(cache: Path, name: str, project: Path | None, *, editable: bool = Fals
 
 
 def test_prune_by_age_and_size_takes_the_longest_unused_first(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ROCMBUILD_CACHE_DIR", str(cache))
     old, middle, new = (entry(cache, key, 100_000, age) for key, age in (("a", 9e6), ("b", 1000), ("c", 10)))

@@ -133,7 +133,7 @@ def test_missing_device_libraries_are_told_by_target(
     assert "gfx1102" not in checks["device libraries"].text
 
 
-def test_versions_apart(toolchain: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_apart(toolchain: Toolchain, tmp_path: Path) -> None:
     (tmp_path / ".info").mkdir()
     (tmp_path / ".info/version").write_text("6.4.1-83\n")
     check = doctor._versions(replace(toolchain, prefix=tmp_path), None, {})  # type: ignore[arg-type]
@@ -229,7 +229,7 @@ def test_cards_from_the_kernels_own_list(toolchain: Toolchain, monkeypatch: pyte
         assert all(target in check.text for target in targets)
 
 
-def test_a_disk_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, status in ((100, "fail"), (2 << 30, "warn"), (99 << 30, "pass")):
         monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
         assert {check.status for check in doctor._space()} == {status}

@@ -149,7 +149,7 @@ def test_a_lock_takes_no_other_file(index: str, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_an_index_without_the_sdk_and_core_alone(index: str, tmp_path: Path) -> None:
+def test_an_index_without_the_sdk_and_core_alone(index: str) -> None:
     with pytest.raises(EnvironmentFailure, match="pip could not get rocm-nothing from file:"):
         install_sdk(index_url=index, requirements=["rocm-nothing"], quiet=True)
     with pytest.raises(EnvironmentFailure, match=r"_rocm_sdk_core: .*no HIP headers") as err:
