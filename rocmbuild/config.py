@@ -476,11 +476,10 @@ def _audit_rules(value: object, at: str, faults: list[str]) -> tuple[AuditRule, 
     if "rules" in value:
         rules = _tables(value["rules"], f"{at}.rules", faults, RULE_OPTIONS)
     own = {key: item for key, item in value.items() if key != "rules"}
-    known = [option for option in RULE_OPTIONS if option.name not in ("kernels", "targets")]
-    fields = _table_fields(own, at, faults, known)
+    fields = _table_fields(own, at, faults, LIMIT_OPTIONS)
     for place, found in rules:
         if set(found) <= {"kernels", "targets"}:
-            faults.append(f"{place}: limits nothing; wanted one of {', '.join(sorted(o.name for o in known))}")
+            faults.append(f"{place}: limits nothing; wanted one of {', '.join(sorted(o.name for o in LIMIT_OPTIONS))}")
     if len(faults) > before:
         return ()
     return (
@@ -542,8 +541,8 @@ def _some_of(*words: str) -> dict[str, Any]:
     return {"type": "array", "items": _one_of(*words)}
 
 
-def _object(options: Sequence[Option]) -> dict[str, Any]:
-    """The schema of a table of options; no other key may stand in it."""
+def _object(options: Sequence[Option], **tables: object) -> dict[str, Any]:
+    """The schema of a table of options, and of the tables in it by their key; no other key may stand in it."""
     shown = [option for option in options if option.in_pyproject]
     properties = {}
     for option in shown:
@@ -554,7 +553,7 @@ def _object(options: Sequence[Option]) -> dict[str, Any]:
     needed = [option.name for option in shown if option.required]
     return {
         "type": "object",
-        "properties": properties,
+        "properties": {**properties, **tables},
         **({"required": needed} if needed else {}),
         "additionalProperties": False,
     }
@@ -602,6 +601,9 @@ RULE_OPTIONS: tuple[Option, ...] = (
         help="instructions that must not occur",
     ),
 )
+
+LIMIT_OPTIONS = tuple(option for option in RULE_OPTIONS if option.name not in ("kernels", "targets"))
+"""Those that limit: what [tool.rocmbuild.audit] itself may hold, for all kernels."""
 
 EXTENSION_OPTIONS: tuple[Option, ...] = (
     Option(
@@ -829,15 +831,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="audit",
         check=_audit_rules,
-        schema={
-            **_object([option for option in RULE_OPTIONS if option.name not in ("kernels", "targets")]),
-            "properties": {
-                **_object([option for option in RULE_OPTIONS if option.name not in ("kernels", "targets")])[
-                    "properties"
-                ],
-                "rules": {"type": "array", "items": _object(RULE_OPTIONS), "description": "limits for some kernels"},
-            },
-        },
+        schema=_object(
+            LIMIT_OPTIONS,
+            rules={"type": "array", "items": _object(RULE_OPTIONS), "description": "limits for some kernels"},
+        ),
         default=(),
         shown_default="no limits but the targets and 32 lanes",
         help="what kernels must be like, for all of them; `rules` for some",
