@@ -142,11 +142,10 @@ def _init(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from rocmbuild.running import run_command
-    from rocmbuild.targets import ARCH_ENV, TORCH_ARCH_ENV, parse_targets
+    from rocmbuild.targets import ARCH_ENV, asked_targets
     from rocmbuild.toolchain.discover import find_toolchain
 
-    places = (("--targets", args.targets), *((name, os.environ.get(name)) for name in (ARCH_ENV, TORCH_ARCH_ENV)))
-    targets = next((found for source, text in places if (found := parse_targets(text or "", source=source))), None)
+    targets = asked_targets(args.targets, os.environ, source="--targets")
     if targets is None:
         raise InputError(
             f"no target: neither --targets nor {ARCH_ENV} names one", hint="rocmbuild run --targets gfx1201 -- COMMAND"

@@ -25,7 +25,7 @@ from rocmbuild import pipeline
 from rocmbuild.config import PLATFORMS, Config, Extension, check_platform, load_config
 from rocmbuild.errors import CheckError, EnvironmentFailure, InputError, joined, nearest
 from rocmbuild.paths import cache_dir, write_atomic
-from rocmbuild.targets import ARCH_ENV, TORCH_ARCH_ENV, TargetSet, native_targets, parse_targets, smuggled
+from rocmbuild.targets import ARCH_ENV, TargetSet, asked_targets, native_targets, parse_targets, smuggled
 
 __all__ = ["load"]
 
@@ -140,10 +140,8 @@ def _platforms(given: Sequence[str] | None, torch: Any, with_cuda: bool | None) 
 def _targets(given: str | None, platforms: Sequence[str]) -> TargetSet | None:
     if "rocm" not in platforms:
         return None
-    places = (("targets", given), *((name, os.environ.get(name)) for name in (ARCH_ENV, TORCH_ARCH_ENV)))
-    for source, text in places:
-        if found := parse_targets(text or "", source=source):
-            return found
+    if found := asked_targets(given, os.environ, source="targets"):
+        return found
     cards = native_targets()
     if not cards:
         raise InputError("rocmbuild.load: no target, and no AMD card is here", hint=f"set {ARCH_ENV}, or give targets=")

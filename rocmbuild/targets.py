@@ -28,6 +28,7 @@ __all__ = [
     "InjectedFlag",
     "Scan",
     "TargetSet",
+    "asked_targets",
     "bridge",
     "injected_flags",
     "is_generic",
@@ -210,6 +211,15 @@ def parse_targets(
             f"{source}: {joined(scan.faults)}", hint="`rocmbuild targets` lists every name that can be written"
         )
     return TargetSet(names=scan.names, source=source) if scan.names else None
+
+
+def asked_targets(given: str | None, environ: Mapping[str, str], *, source: str) -> TargetSet | None:
+    """The targets of an option, else of FREETOKEN_ROCM_ARCH, else of PYTORCH_ROCM_ARCH; None where all are unset.
+
+    source: what the option is called. Only the value that wins is read.
+    """
+    places = ((source, given), *((name, environ.get(name)) for name in (ARCH_ENV, TORCH_ARCH_ENV)))
+    return next((found for name, text in places if (found := parse_targets(text or "", source=name))), None)
 
 
 @contextmanager
