@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -240,20 +240,18 @@ def build_wrapped(
     tree = config.build_dir / "editable"
     known = _known(stamp, state, wheels) if hook != "build_editable" or tree.exists() else None
     if known:
-        path, ran = known, 0
         record = json.loads((config.build_dir / "record.json").read_bytes())
+        libraries = editable.libraries(tree) if hook == "build_editable" else [known]
+        made = Built(path=known, report=_audited(libraries, job, record, show=known), record=record, ran=0)
     else:
         stamp.unlink(missing_ok=True)
-        path, record, ran = _make(job, wheels)
-    libraries = editable.libraries(tree) if hook == "build_editable" else [path]
-    report = _audited(libraries, job, record, show=path)
-    if not known:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        write_atomic(stamp, as_json({"state": state, "name": path.name, "digest": digest}))
+        made = _make(job, wheels)
+        digest = hashlib.sha256(made.path.read_bytes()).hexdigest()
+        write_atomic(stamp, as_json({"state": state, "name": made.path.name, "digest": digest}))
     if hook == "build_editable":
         write_atomic(config.build_dir / editable.INPUTS, as_json(times))
-    write_atomic(out / path.name, path.read_bytes())
-    return Built(path=out / path.name, report=report, record=record, ran=ran)
+    write_atomic(out / made.path.name, made.path.read_bytes())
+    return replace(made, path=out / made.path.name)
 
 
 def _state(config: Config, environ: Mapping[str, str], places: Sequence[tuple[str, str]], asked: Sequence[Any]) -> str:
@@ -292,8 +290,11 @@ def _known(stamp: Path, state: str, wheels: Path) -> Path | None:
     return path if whole else None
 
 
-def _make(job: _Job, wheels: Path) -> tuple[Path, dict[str, Any], int]:
-    """Run setup.py, and finish the wheel in a folder of the build folder; its path, the record, commands that ran."""
+def _make(job: _Job, wheels: Path) -> Built:
+    """Run setup.py, finish the wheel in a folder of the build folder, and audit it as it will be published.
+
+    An editable one holds no library: those that it points to are audited.
+    """
     from rocmbuild.build.torch_hip import make_stubs
 
     config, build_dir = job.config, job.build_dir
@@ -365,7 +366,9 @@ def _make(job: _Job, wheels: Path) -> tuple[Path, dict[str, Any], int]:
         edit=edit,
     )
     _forget(results, {command["result"] for command in commands})
-    return path, record, sum(not command["cached"] for command in commands)
+    if job.hook != "build_editable":
+        seen = _audited([path], job, record, show=path)
+    return Built(path=path, report=seen, record=record, ran=sum(not command["cached"] for command in commands))
 
 
 def _plain(name: str) -> str:
