@@ -14,6 +14,14 @@ from typing import NoReturn
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+PROJECTS = ROOT / "tests/projects"
+
+CHECK_SAXPY = (
+    "import ctypes, saxpy.lib._rocmbuild_loader as l;"
+    "lib = ctypes.CDLL(l.__file__.replace('_rocmbuild_loader.py', 'saxpy_host.so'));"
+    "x = (ctypes.c_float * 3)(1, 2, 3); t = ctypes.c_float(); lib.sum(3, x, ctypes.byref(t)); print(t.value)"
+)
+"""Python that computes with the host library of the sample project `saxpy`, whose answer is 12.0."""
 
 
 def require(what: str) -> NoReturn:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from audit_samples import Samples
-from support import needs_toolchain, needs_torch_sdk
+from support import PROJECTS, needs_toolchain, needs_torch_sdk
 
 from rocmbuild import pipeline
 from rocmbuild.audit.binary import inspect
@@ -22,8 +22,6 @@ from rocmbuild.cli import main
 from rocmbuild.config import AuditRule, load_config
 from rocmbuild.errors import CheckError, EnvironmentFailure, InputError
 from rocmbuild.toolchain.model import Toolchain
-
-PROJECTS = Path(__file__).parent / "projects"
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import digest_tree, needs_toolchain, needs_torch_sdk, read_only
+from support import PROJECTS, digest_tree, needs_toolchain, needs_torch_sdk, read_only
 
 from rocmbuild import pipeline
 from rocmbuild.config import Config, load_config
 from rocmbuild.errors import CheckError, InputError
 
-PROJECTS = Path(__file__).parent / "projects"
 pytestmark = [needs_toolchain, needs_torch_sdk]
 
 

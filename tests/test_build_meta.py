@@ -10,10 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from support import needs_toolchain, needs_torch_sdk
-
-PROJECTS = Path(__file__).parent / "projects"
-ROOT = Path(__file__).parent.parent
+from support import CHECK_SAXPY, PROJECTS, ROOT, needs_toolchain, needs_torch_sdk
 
 
 def hook(project: Path, call: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -103,14 +100,9 @@ def test_pip_builds_installs_and_runs_it_in_a_new_environment(tmp_path: Path) ->
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-    check = (
-        "import ctypes, saxpy.lib._rocmbuild_loader as l;"
-        "lib = ctypes.CDLL(l.__file__.replace('_rocmbuild_loader.py', 'saxpy_host.so'));"
-        "x = (ctypes.c_float * 3)(1, 2, 3); t = ctypes.c_float(); lib.sum(3, x, ctypes.byref(t)); print(t.value)"
-    )
 
     def computes() -> None:
-        out = subprocess.run([venv / "bin/python", "-c", check], capture_output=True, text=True, check=False)
+        out = subprocess.run([venv / "bin/python", "-c", CHECK_SAXPY], capture_output=True, text=True, check=False)
         assert out.stdout.strip() == "12.0", out.stderr
 
     subprocess.run(

@@ -10,11 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import needs_toolchain, needs_torch_sdk
+from support import PROJECTS, needs_toolchain, needs_torch_sdk
 
 from rocmbuild.cli import main
-
-PROJECTS = Path(__file__).parent / "projects"
 
 
 def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -10,12 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import needs_toolchain, needs_torch_sdk
+from support import CHECK_SAXPY, PROJECTS, ROOT, needs_toolchain, needs_torch_sdk
 
 from rocmbuild.build import finder
-
-PROJECTS = Path(__file__).parent / "projects"
-ROOT = Path(__file__).parent.parent
 
 
 def test_what_changed_is_told_by_size_and_time(tmp_path: Path) -> None:
@@ -42,13 +39,6 @@ def test_what_changed_is_told_by_size_and_time(tmp_path: Path) -> None:
     assert finder.changed(str(inputs))
 
 
-CHECK = (
-    "import ctypes, saxpy.lib._rocmbuild_loader as l;"
-    "lib = ctypes.CDLL(l.__file__.replace('_rocmbuild_loader.py', 'saxpy_host.so'));"
-    "x = (ctypes.c_float * 3)(1, 2, 3); t = ctypes.c_float(); lib.sum(3, x, ctypes.byref(t)); print(t.value)"
-)
-
-
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
@@ -69,7 +59,7 @@ def test_an_edit_is_built_on_import_and_only_what_uses_it(tmp_path: Path) -> Non
     def start(**environ: str) -> subprocess.Popen[str]:
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environ
         pipe = subprocess.PIPE
-        return subprocess.Popen([python, "-c", CHECK], env=env, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path)
+        return subprocess.Popen([python, "-c", CHECK_SAXPY], env=env, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path)
 
     def imported(**environ: str) -> tuple[str, str]:
         out, err = start(**environ).communicate()

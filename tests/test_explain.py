@@ -9,14 +9,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support import PROJECTS
 
 from rocmbuild.cli import main
 from rocmbuild.config import OPTIONS, load_config
 from rocmbuild.explain import explain
 from rocmbuild.matrix import make_matrix
 from rocmbuild.targets import DECLARED, TargetSet
-
-PROJECTS = Path(__file__).parent / "projects"
 
 
 @pytest.fixture

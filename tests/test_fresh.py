@@ -11,14 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import needs_toolchain, needs_torch_sdk
+from support import PROJECTS, ROOT, needs_toolchain, needs_torch_sdk
 
 from rocmbuild import fresh, pipeline
 from rocmbuild.config import Config, load_config
 from rocmbuild.toolchain.torch_sdk import find_torch_sdk
 
-PROJECTS = Path(__file__).parent / "projects"
-ROOT = Path(__file__).parent.parent
 pytestmark = [needs_toolchain, needs_torch_sdk]
 
 

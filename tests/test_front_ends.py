@@ -11,12 +11,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from support import needs_toolchain, needs_torch_sdk, require
+from support import PROJECTS, ROOT, needs_toolchain, needs_torch_sdk, require
 
 from rocmbuild.init import template
 
-PROJECTS = Path(__file__).parent / "projects"
-ROOT = Path(__file__).parent.parent
 pytestmark = [pytest.mark.slow, needs_toolchain, needs_torch_sdk]
 
 

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import needs_toolchain, needs_torch_sdk, require
+from support import PROJECTS, needs_toolchain, needs_torch_sdk, require
 
 from rocmbuild import pipeline
 from rocmbuild.config import load_config
 from rocmbuild.errors import EnvironmentFailure
 
-PROJECTS = Path(__file__).parent / "projects"
 pytestmark = [needs_toolchain, needs_torch_sdk]
 
 

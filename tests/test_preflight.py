@@ -10,15 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import needs_toolchain, needs_torch_sdk, require
+from support import PROJECTS, needs_toolchain, needs_torch_sdk, require
 
 from rocmbuild import console
 from rocmbuild.errors import EnvironmentFailure
 from rocmbuild.preflight import Preflight, requires_torch
 from rocmbuild.toolchain.model import Toolchain
 from rocmbuild.toolchain.torch_sdk import TorchBuild, torch_build
-
-PROJECTS = Path(__file__).parent / "projects"
 
 
 def build(project: Path, out: Path, **environ: str) -> subprocess.CompletedProcess[str]:

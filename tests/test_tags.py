@@ -15,14 +15,13 @@ import pytest
 from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
-from support import needs_toolchain, needs_torch_sdk, require
+from support import PROJECTS, needs_toolchain, needs_torch_sdk, require
 
 from rocmbuild import pipeline
 from rocmbuild.build.tags import Imports, local_version, make_variant, read_imports, short_targets, wheel_tag
 from rocmbuild.config import load_config
 from rocmbuild.errors import InputError
 
-PROJECTS = Path(__file__).parent / "projects"
 OWN = next(iter(sys_tags()))
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import needs_toolchain, needs_torch_sdk, require
+from support import PROJECTS, needs_toolchain, needs_torch_sdk, require
 
 from rocmbuild.errors import EnvironmentFailure
 from rocmbuild.process import run
@@ -167,7 +167,7 @@ def test_a_build_refuses_what_its_toolchain_cannot_compile(toolchain: Toolchain,
     (prefix / "amdgcn").mkdir()
     (prefix / "amdgcn/bitcode").symlink_to(toolchain.device_libs)
     project = tmp_path / "p"
-    shutil.copytree(Path(__file__).parent / "projects/saxpy", project)
+    shutil.copytree(PROJECTS / "saxpy", project)
     command = [sys.executable, "-m", "rocmbuild", "build", str(project), "--targets", "gfx12-generic gfx1201"]
     command += ["--platforms", "rocm", "-o", str(tmp_path / "dist"), "-C", f"build-dir={tmp_path / 'b'}"]
     done = run(command, what="a build", env={**os.environ, "ROCM_PATH": str(prefix)}, check=False)
