@@ -53,6 +53,26 @@ def _torch_sdk_here() -> None:
 
 
 @pytest.fixture(scope="session")
+def derived_headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where torch's HIP headers are derived once for all tests, also those of other workers: builds lock the place."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "torch-hip"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def warm_cache(
+    derived_headers: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The cache of this test and the builds that it starts: empty, but torch's HIP headers need not be derived."""
+    cache = tmp_path_factory.mktemp("cache")
+    (cache / "torch-hip").symlink_to(derived_headers)
+    monkeypatch.setenv("ROCMBUILD_CACHE_DIR", str(cache))
+    return cache
+
+
+@pytest.fixture(scope="session")
 def toolchain(_toolchain_here: None) -> Toolchain:
     """The toolchain that a build would take."""
     from rocmbuild.toolchain.discover import find_toolchain

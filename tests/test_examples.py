@@ -96,9 +96,7 @@ def build(folder: Path, project: Path) -> dict[str, Any]:
         folder / "dist",
         "--json",
     ]
-    result: dict[str, Any] = json.loads(
-        run(*words, cwd=folder, ROCMBUILD_CACHE_DIR=str(folder / "cache"), MAX_JOBS="2")
-    )
+    result: dict[str, Any] = json.loads(run(*words, cwd=folder, MAX_JOBS="2"))
     assert result["audit"]["compiled"]["targets"] == result["audit"]["emitted"]["targets"] == ["gfx1201"]
     return result
 
@@ -106,6 +104,7 @@ def build(folder: Path, project: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
+@pytest.mark.usefixtures("warm_cache")
 def test_declarative_as_init_makes_it(tmp_path: Path) -> None:
     """Made, built from its sdist, installed, and its own tests run."""
     if find_spec("torch") is None:
@@ -138,7 +137,7 @@ def math(_toolchain_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @needs_torch_sdk
-@pytest.mark.usefixtures("math")
+@pytest.mark.usefixtures("math", "warm_cache")
 @pytest.mark.parametrize("name", ["setup_py", "from_cuda"])
 def test_projects_with_a_setup_py(tmp_path: Path, name: str) -> None:
     shutil.copytree(EXAMPLES / name, tmp_path / name)

@@ -45,16 +45,10 @@ def math(_toolchain_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
     require("the math libraries' headers (rocmbuild toolchain install debian --with math)")
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all: headers are derived once."""
-    return tmp_path_factory.mktemp("cache")
-
-
-def build(project: Path, out: Path, cache: Path, *, targets: str = "gfx1201") -> subprocess.CompletedProcess[str]:
+def build(project: Path, out: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "rocmbuild", "build", str(project), "--targets", targets, "-o", str(out), "--json"],
-        env={**os.environ, "MAX_JOBS": "2", "ROCMBUILD_CACHE_DIR": str(cache)},
+        [sys.executable, "-m", "rocmbuild", "build", str(project), "--targets", "gfx1201", "-o", str(out), "--json"],
+        env={**os.environ, "MAX_JOBS": "2"},
         capture_output=True,
         text=True,
         check=False,
@@ -127,11 +121,11 @@ def test_a_missing_math_header_is_recognised(line: str, header: str) -> None:
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
-@pytest.mark.usefixtures("torch_here")
-def test_a_source_that_cannot_be_hip_is_told_at_its_line(tmp_path: Path, cache: Path) -> None:
+@pytest.mark.usefixtures("torch_here", "warm_cache")
+def test_a_source_that_cannot_be_hip_is_told_at_its_line(tmp_path: Path) -> None:
     project = sample(tmp_path, before="0xffffffffffffffffull", after="0xffffffff")
     before = digest_tree(project)
-    done = build(project, tmp_path / "dist", cache)
+    done = build(project, tmp_path / "dist")
     assert done.returncode == 1
     assert "csrc/scale.cu:8" in done.stderr
     assert "32 bits" in done.stderr
@@ -143,12 +137,12 @@ def test_a_source_that_cannot_be_hip_is_told_at_its_line(tmp_path: Path, cache: 
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
-@pytest.mark.usefixtures("torch_here")
+@pytest.mark.usefixtures("torch_here", "warm_cache")
 @pytest.mark.parametrize(("text", "message"), [("import no_such_module", "no_such_module"), ("1 +", "SyntaxError")])
-def test_a_setup_py_that_fails_shows_its_last_lines(tmp_path: Path, cache: Path, text: str, message: str) -> None:
+def test_a_setup_py_that_fails_shows_its_last_lines(tmp_path: Path, text: str, message: str) -> None:
     project = sample(tmp_path)
     (project / "setup.py").write_text(text)
-    done = build(project, tmp_path / "dist", cache)
+    done = build(project, tmp_path / "dist")
     assert done.returncode == 1
     assert message in done.stderr
     assert "rocmbuild: error: setup.py (build_wheel) failed" in done.stderr
@@ -310,15 +304,15 @@ def from_index(pinned: Public, folder: Path) -> Path:
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
-@pytest.mark.usefixtures("torch_here")
+@pytest.mark.usefixtures("torch_here", "warm_cache")
 @pytest.mark.parametrize("name", [name for name, project in PUBLIC.items() if project.refused])
 def test_a_public_project_that_rocm_7_refuses_is_told_so_by_line(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     project = from_index(PUBLIC[name], tmp_path)
     for variable, value in PUBLIC[name].environ.items():
         monkeypatch.setenv(variable, value)
-    done = build(project, tmp_path / "dist", cache)
+    done = build(project, tmp_path / "dist")
     assert done.returncode == 1, done.stderr
     for place, call in PUBLIC[name].refused.items():
         assert any(place in line and call in line and "64 bits" in line for line in done.stderr.splitlines()), (
@@ -345,16 +339,14 @@ def test_what_only_the_compiler_can_refuse_is_told_of_before(tmp_path: Path, mon
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
-@pytest.mark.usefixtures("torch_here", "math")
+@pytest.mark.usefixtures("torch_here", "math", "warm_cache")
 @pytest.mark.skipif(not os.environ.get("ROCMBUILD_TEST_PUBLIC"), reason="minutes each; `nox -s wrapped` runs them")
 @pytest.mark.parametrize("name", [name for name, project in PUBLIC.items() if project.units])
-def test_a_public_project_becomes_a_wheel(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_public_project_becomes_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     project = from_index(PUBLIC[name], tmp_path)
     for variable, value in PUBLIC[name].environ.items():
         monkeypatch.setenv(variable, value)
-    done = build(project, tmp_path / "dist", cache)
+    done = build(project, tmp_path / "dist")
     assert done.returncode == 0, done.stderr
     _held(Path(json.loads(done.stdout)["wheel"]), kernels=PUBLIC[name].kernels, units=PUBLIC[name].units)
 
@@ -402,18 +394,13 @@ RELEASE = f"{metadata.version('torch').partition('+')[0]}+here" if find_spec("to
 @needs_torch_sdk
 @pytest.mark.usefixtures("torch_here", "math")
 def test_front_ends_isolated_and_editable_compile_only_what_changed(
-    tmp_path: Path, cache: Path, links: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, warm_cache: Path, links: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pip and build with isolation, whose folders differ each time; then one edit; then nothing; then editable."""
     project = sample(tmp_path)
     before = digest_tree(project)
     pyproject = f'requires = ["rocmbuild", "torch=={RELEASE}"]'
     (project / "pyproject.toml").write_text(PYPROJECT.replace('requires = ["rocmbuild", "torch"]', pyproject))
-    mine = tmp_path / "cache"
-    mine.mkdir()
-    (mine / "torch-hip").symlink_to(cache / "torch-hip")
-    (cache / "torch-hip").mkdir(exist_ok=True)
-    monkeypatch.setenv("ROCMBUILD_CACHE_DIR", str(mine))
     monkeypatch.setenv("FREETOKEN_ROCM_ARCH", "gfx1201")
     monkeypatch.setenv("MAX_JOBS", "2")
     monkeypatch.setenv("PIP_FIND_LINKS", f"{os.environ.get('PIP_FIND_LINKS', '')} {links}".strip())
@@ -423,11 +410,11 @@ def test_front_ends_isolated_and_editable_compile_only_what_changed(
         assert done.returncode == 0, done.stdout + done.stderr
 
     front_end("pip", "wheel", "--no-deps", "-w", "../pip", ".")
-    assert ran(mine) == ["_C", "offset", "scale"]
+    assert ran(warm_cache) == ["_C", "offset", "scale"]
     (by_pip,) = (tmp_path / "pip").glob("*.whl")
     _held(by_pip, kernels="offset_kernel", units=2)
     front_end("build", "--wheel", "-o", "../build", ".")
-    assert ran(mine) == []
+    assert ran(warm_cache) == []
     (by_build,) = (tmp_path / "build").glob("*.whl")
     with zipfile.ZipFile(by_pip) as one, zipfile.ZipFile(by_build) as other:
         (library,) = [name for name in one.namelist() if name.endswith(".so")]
@@ -435,8 +422,8 @@ def test_front_ends_isolated_and_editable_compile_only_what_changed(
         assert b"pip-build-env" not in one.read(library)
     (project / "csrc/offset.cuh").write_text("#pragma once\nconstexpr float kOffset = 2.0f;\n")
     front_end("rocmbuild", "build", ".", "-o", "../three")
-    assert ran(mine) == ["_C", "offset"]
-    (records,) = mine.glob("builds/project-*/front/records")
+    assert ran(warm_cache) == ["_C", "offset"]
+    (records,) = warm_cache.glob("builds/project-*/front/records")
     seen = sorted(records.iterdir())
     front_end("rocmbuild", "build", ".", "-o", "../four")
     assert sorted(records.iterdir()) == seen  # setup.py was not run at all
@@ -444,7 +431,7 @@ def test_front_ends_isolated_and_editable_compile_only_what_changed(
 
     site = tmp_path / "site"
     front_end("pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(site), "-e", ".")
-    assert ran(mine) == []
+    assert ran(warm_cache) == []
     script = (
         "import site, sys; site.addsitedir(sys.argv[1]); import wrapped_stream, importlib.util as u, os\n"
         "print(os.path.realpath(wrapped_stream.__file__)); print(u.find_spec('wrapped_stream._C').origin)"
@@ -454,7 +441,7 @@ def test_front_ends_isolated_and_editable_compile_only_what_changed(
         words, env = [sys.executable, "-c", script, str(site)], {**os.environ, **environ}
         source, library = subprocess.run(words, env=env, check=True, capture_output=True, text=True).stdout.split()
         assert source == str(project / "wrapped_stream/__init__.py")
-        assert Path(library).is_relative_to(mine)
+        assert Path(library).is_relative_to(warm_cache)
         return Path(library)
 
     built = imported().read_bytes()
@@ -462,9 +449,9 @@ def test_front_ends_isolated_and_editable_compile_only_what_changed(
     assert imported(ROCMBUILD_EDITABLE_REBUILD="0").read_bytes() == built
     monkeypatch.delenv("FREETOKEN_ROCM_ARCH")  # what it was installed for is kept
     assert imported().read_bytes() != built
-    assert ran(mine) == ["_C", "offset"]
+    assert ran(warm_cache) == ["_C", "offset"]
     assert imported().read_bytes() != built
-    (marks,) = mine.glob("builds/project-*/project.json")
+    (marks,) = warm_cache.glob("builds/project-*/project.json")
     assert json.loads(marks.read_text()) == {"project": str(project), "editable": True}
     (project / "pyproject.toml").write_text(PYPROJECT)
     (project / "csrc/offset.cuh").write_text((PROJECTS / "wrapped_stream/csrc/offset.cuh").read_text())
@@ -474,11 +461,11 @@ def test_front_ends_isolated_and_editable_compile_only_what_changed(
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
-@pytest.mark.usefixtures("torch_here", "math")
-def test_an_unchanged_setup_py_becomes_a_wheel(tmp_path: Path, cache: Path) -> None:
+@pytest.mark.usefixtures("torch_here", "math", "warm_cache")
+def test_an_unchanged_setup_py_becomes_a_wheel(tmp_path: Path) -> None:
     project = sample(tmp_path)
     before = digest_tree(project)
-    done = build(project, tmp_path / "dist", cache)
+    done = build(project, tmp_path / "dist")
     assert done.returncode == 0, done.stderr
     assert digest_tree(project) == before
     result = json.loads(done.stdout)
