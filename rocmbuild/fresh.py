@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rocmbuild import __version__, console
-from rocmbuild.build.project import project_files
+from rocmbuild.build.project import PASSING_PREFIXES, PASSING_VARIABLES, project_files
 from rocmbuild.config import Config
 from rocmbuild.errors import RocmbuildError
 from rocmbuild.locks import Lock
@@ -30,12 +30,12 @@ __all__ = ["forget", "remember", "unchanged"]
 
 _FORMAT = 1
 _IGNORED_NAMES = """
-PATH PYTHONPATH PYTHONNOUSERSITE PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED VIRTUAL_ENV VIRTUAL_ENV_PROMPT MAX_JOBS TMPDIR
-PWD OLDPWD SHLVL _ PS1 TERM COLORTERM COLUMNS LINES LS_COLORS LESSOPEN LESSCLOSE HOSTNAME LOGNAME MAIL
+PYTHONNOUSERSITE PYTHONDONTWRITEBYTECODE PYTHONUNBUFFERED VIRTUAL_ENV_PROMPT MAX_JOBS
+PS1 COLORTERM LESSOPEN LESSCLOSE HOSTNAME LOGNAME MAIL
 """
-_IGNORED = frozenset(_IGNORED_NAMES.split())
+_IGNORED = PASSING_VARIABLES.union(_IGNORED_NAMES.split())
 """Variables that decide nothing in a build but which programs are found, and that is asked anew."""
-_IGNORED_PREFIXES = ("PIP_", "PEP517_", "PYTEST_", "SSH_", "XDG_", "UV_", "_PYPROJECT", "GITHUB_", "RUNNER_")
+_IGNORED_PREFIXES = (*PASSING_PREFIXES, "UV_", "GITHUB_", "RUNNER_")
 _RACE = 2 * 10**9  # ns: a file that is younger than this when it is looked at may change once more without a trace
 
 

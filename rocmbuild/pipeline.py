@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -18,8 +17,7 @@ from rocmbuild import __version__, console, fresh, process, wrapped
 from rocmbuild.build import editable, ninja, project, wheel
 from rocmbuild.build.jobs import choose_jobs, read_machine
 from rocmbuild.build.plan import BuildPlan, PlanInput, make_plan, prefix_maps
-from rocmbuild.build.tools import find_program
-from rocmbuild.build.wrapped import installed_torch
+from rocmbuild.build.tools import base_interpreter, find_program
 from rocmbuild.config import Config
 from rocmbuild.errors import EnvironmentFailure, InputError
 from rocmbuild.locks import Lock
@@ -325,8 +323,7 @@ def _support(
         write_changed(support / "include/rocmbuild" / header, (own / "include/rocmbuild" / header).read_bytes())
     write_changed(support / "recorder.py", (own / "recorder.py").read_bytes())
     # The interpreter of an isolated build has another path each time, so it stands outside the commands.
-    interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-    write_changed(support / "record", f'exec "{interpreter}" -I -S support/recorder.py "$@"\n'.encode())
+    write_changed(support / "record", f'exec "{base_interpreter()}" -I -S support/recorder.py "$@"\n'.encode())
     write_changed(support / "empty.c", b"")
     write_changed(support / "toolchain.json", as_json(toolchain.identity() if toolchain else {}))
     write_changed(support / "torch_sdk.json", as_json({"version": torch_sdk.version, "digest": torch_sdk.digest}))
@@ -424,23 +421,7 @@ def _evidence(prepared: Prepared, record: dict[str, Any], report: AuditReport) -
     if prepared.torch_sdk:
         places.append((str(prepared.torch_sdk.include), "{torch}"))
     places += [(prepared.cxx[0], "{cxx}"), *([(prepared.nvcc, "{nvcc}")] if prepared.nvcc else [])]
-
-    def plain(word: str) -> str:
-        for path, name in places:
-            word = word.replace(path, name)
-        return word
-
-    kept = {key: value for key, value in record.items() if key != "build_dir"}
-    kept["commands"] = [
-        {
-            **{key: command[key] for key in ("kind", "platform", "extension", "target", "source")},
-            "argv": [plain(word) for word in command["argv"]],
-            "env": command["env"],
-        }
-        for command in record["commands"]
-    ]
-    kept["code_objects"] = report.summary()
-    return as_json(kept)
+    return wheel.evidence(record, report, places)
 
 
 def _library_members(prepared: Prepared) -> dict[str, bytes]:
@@ -481,24 +462,17 @@ def _variant(config: Config, targets: TargetSet | None) -> Variant | None:
 
 def _pure_wheel(config: Config, hook: str, environ: Mapping[str, str]) -> Path:
     """setuptools' own wheel of the Python side, made in a copy; made anew only when the copy changed."""
-    copy, out, build_dir = config.build_dir / "py", config.build_dir / "pure", config.build_dir
-    project.copy_project(config.project, copy, excluded=build_dir)
-    state = hashlib.sha256(f"{hook} {sys.version} {_setuptools_version()}".encode())
-    for path in sorted(copy.rglob("*")):
-        relative = path.relative_to(copy)
-        if path.is_file() and not any(part.endswith(".egg-info") or part == "build" for part in relative.parts):
-            state.update(
-                f"{relative}\0{path.stat().st_mode & 0o111}\0".encode() + hashlib.sha256(path.read_bytes()).digest()
-            )
+    copy, out = project.python_side(config.project, config.build_dir), config.build_dir / "pure"
+    state = project.digest(copy, f"{hook} {sys.version} {_setuptools_version()}")
     stamp = out / hook / "stamp.json"
     if stamp.is_file():
         known = json.loads(stamp.read_text())
-        if known["state"] == state.hexdigest() and (out / hook / known["name"]).is_file():
+        if known["state"] == state and (out / hook / known["name"]).is_file():
             return out / hook / str(known["name"])
     shutil.rmtree(out / hook, ignore_errors=True)
     shutil.rmtree(copy / "build", ignore_errors=True)
-    name = project.run_hook(hook, copy, out / hook, work=build_dir, env=dict(environ))
-    write_atomic(stamp, as_json({"state": state.hexdigest(), "name": name}))
+    name = project.run_hook(hook, copy, out / hook, work=config.build_dir, env=dict(environ))
+    write_atomic(stamp, as_json({"state": state, "name": name}))
     return out / hook / name
 
 
@@ -600,7 +574,7 @@ def _build_wrapped(config: Config, out: Path, environ: MutableMapping[str, str],
     checks = Preflight()
     toolchain = checks.take(lambda: _toolchain(config, environ))
     cxx = checks.take(lambda: _cxx(environ))
-    sdk = checks.take(lambda: find_torch_sdk(wanted=f"=={installed_torch().partition('+')[0]}"))
+    sdk = checks.take(lambda: find_torch_sdk(wanted=wrapped.torch_wanted()))
     _machine(checks, config, cxx)
     checks.python_headers()
     checks.torch(torch_build(), toolchain, linked=True, required=True)
@@ -651,7 +625,7 @@ def _input_times(config: Config) -> dict[str, list[int | None]]:
         config.project / file.path for file in collect(config.project, globs=globs, include_dirs=include_dirs).files
     ]
     paths.append(config.project / "pyproject.toml")
-    folders = {folder for path in paths[:-1] for folder in (path.parent, *path.parents) if folder != config.project}
+    folders = {folder for path in paths[:-1] for folder in path.parents if folder != config.project}
     times: dict[str, list[int | None]] = {}
     for path in paths:
         info = path.stat()
@@ -717,8 +691,7 @@ def metadata(config: Config, out: Path, environ: Mapping[str, str]) -> str:
     with locked(config.build_dir):
         if wrapped.is_wrapped(config):
             return wrapped.run_plain("prepare_metadata_for_build_wheel", config, out, environ)
-        copy = config.build_dir / "py"
-        project.copy_project(config.project, copy, excluded=config.build_dir)
+        copy = project.python_side(config.project, config.build_dir)
         name = project.run_hook("prepare_metadata_for_build_wheel", copy, out, work=config.build_dir, env=dict(environ))
         local = _local_version(config, config.targets, _toolchain(config, environ)) if config.local_version else ""
         if not local:

@@ -29,28 +29,12 @@ if TYPE_CHECKING:  # what costs start-up time is imported where it is used
     from rocmbuild.audit.report import AuditReport
     from rocmbuild.toolchain.torch_sdk import TorchSdk
 
-__all__ = ["Built", "build_wrapped", "is_wrapped", "run_plain"]
+__all__ = ["Built", "build_wrapped", "is_wrapped", "run_plain", "torch_wanted"]
 
 _ARCH_VARIABLES = {"HIP_ARCHITECTURES": ",", "GPU_ARCHS": ";"}
 """Variables from which setup.py files of public projects take targets for flags of their own, and what parts them."""
-_UNREAD = frozenset(
-    (
-        "PATH",
-        "PYTHONPATH",
-        "PWD",
-        "OLDPWD",
-        "SHLVL",
-        "_",
-        "TERM",
-        "COLUMNS",
-        "LINES",
-        "TMPDIR",
-        "LS_COLORS",
-        "VIRTUAL_ENV",
-    )
-)
-_UNREAD_PREFIXES = ("PIP_", "PEP517_", "PYTEST_", "SSH_", "XDG_", "ROCMBUILD_", "_PYPROJECT")
-"""Variables that differ from build to build and that no setup.py makes a wheel of."""
+_UNREAD_PREFIXES = (*project.PASSING_PREFIXES, "ROCMBUILD_")
+"""Variables that no setup.py makes a wheel of, beside PASSING_VARIABLES."""
 _KEPT_SECONDS = 14 * 86400
 """How long the result of a compiler command is kept that no build of the project has used since."""
 
@@ -110,12 +94,6 @@ def is_wrapped(config: Config) -> bool:
     return not config.extensions and (config.project / "setup.py").is_file()
 
 
-def _copy(config: Config) -> Path:
-    copy = config.build_dir / "py"
-    project.copy_project(config.project, copy, excluded=config.build_dir)
-    return copy
-
-
 def _settings(config: Config, toolchain: Toolchain | None, include: Sequence[Path]) -> Path:
     """Write what wrapped_hook.py reads."""
     hip = toolchain.hip_version if toolchain else "0.0"
@@ -124,7 +102,7 @@ def _settings(config: Config, toolchain: Toolchain | None, include: Sequence[Pat
         "compile": toolchain is not None,
         "include": [str(folder) for folder in include],
         "project": str(config.project),
-        "torch": _release(installed_torch()),
+        "torch": torch_wanted(),
         "hip_version": hip,
         "path": [word for word in sys.path if word and word != str(config.build_dir / "py")],
     }
@@ -133,8 +111,9 @@ def _settings(config: Config, toolchain: Toolchain | None, include: Sequence[Pat
     return path
 
 
-def _release(version: str) -> str:
-    return f"=={version.partition('+')[0]}"
+def torch_wanted() -> str:
+    """The release of torch whose headers go with the installed one, as a range."""
+    return f"=={installed_torch().partition('+')[0]}"
 
 
 def _headers(sdk: TorchSdk) -> tuple[Path, ...]:
@@ -177,11 +156,11 @@ def run_plain(hook: str, config: Config, out: Path, environ: Mapping[str, str]) 
     nothing = config.build_dir / "no-rocm"
     nothing.mkdir(parents=True, exist_ok=True)
     env = {**environ, "ROCM_HOME": str(nothing), "FORCE_CUDA": environ.get("FORCE_CUDA", "1")}
-    settings, copy = _settings(config, None, []), _copy(config)
+    settings, copy = _settings(config, None, []), project.python_side(config.project, config.build_dir)
     if hook != "prepare_metadata_for_build_wheel":
         return run_wrapped_hook(hook, copy, out, settings=settings, work=config.build_dir, env=env)
     kept = config.build_dir / "metadata"
-    place = kept / _state(config, environ, _places(), [hook, installed_torch()])
+    place = kept / _state(copy, environ, _places(), [hook, installed_torch()])
     if not place.is_dir():
         shutil.rmtree(kept, ignore_errors=True)
         new = kept / "new"
@@ -232,11 +211,11 @@ def build_wrapped(
         f"{sdk.version}"
     )
     times = project.input_times(config.project, config.build_dir)
-    _copy(config)
+    copy = project.python_side(config.project, config.build_dir)
     wheels, stamp = config.build_dir / "wheel" / hook, config.build_dir / f"{hook}.json"
     tools = [toolchain.identity(), sdk.digest, sdk.version, cxx]
     asked = [hook, list(targets.names), targets.source, config.debug, settings, config.editable_rebuild, *tools]
-    state = _state(config, environ, job.places(), asked)
+    state = _state(copy, environ, job.places(), asked)
     tree = config.build_dir / "editable"
     known = _known(stamp, state, wheels) if hook != "build_editable" or tree.exists() else None
     if known:
@@ -254,21 +233,17 @@ def build_wrapped(
     return replace(made, path=out / made.path.name)
 
 
-def _state(config: Config, environ: Mapping[str, str], places: Sequence[tuple[str, str]], asked: Sequence[Any]) -> str:
+def _state(copy: Path, environ: Mapping[str, str], places: Sequence[tuple[str, str]], asked: Sequence[Any]) -> str:
     """A digest of what was asked for and of all that setup.py can see: the copy, the environment, the packages."""
-    state, copy = hashlib.sha256(), config.build_dir / "py"
-    for path in sorted(copy.rglob("*")):
-        if path.is_file():
-            state.update(f"{path.relative_to(copy)}\0{path.stat().st_mode & 0o111}\0".encode())
-            state.update(hashlib.sha256(path.read_bytes()).digest())
     seen = {
-        name: value for name, value in environ.items() if name not in _UNREAD and not name.startswith(_UNREAD_PREFIXES)
+        name: value
+        for name, value in environ.items()
+        if name not in project.PASSING_VARIABLES and not name.startswith(_UNREAD_PREFIXES)
     }
     known = json.dumps([list(asked), sys.version, packages(), _own_code(), seen], sort_keys=True)
     for old, new in places:
         known = known.replace(old, new)
-    state.update(known.encode("utf-8", "surrogateescape"))
-    return state.hexdigest()
+    return project.digest(copy, known)
 
 
 def _own_code() -> str:
@@ -356,11 +331,12 @@ def _make(job: _Job, wheels: Path) -> Built:
             },
         )
     seen = _audited(libraries, job, record, show=raw / name)
+    named = [(path, "." if name == "{build}" else name) for path, name in job.places()]
     path = wheel.finish_wheel(
         raw / name,
         wheels,
         added=added,
-        evidence=_evidence(record, seen, job.places()),
+        evidence=wheel.evidence(record, seen, named, sort=True),
         environ=job.environ,
         keep_tags=True,
         edit=edit,
@@ -411,28 +387,3 @@ def _audited(paths: Sequence[Path], job: _Job, record: Mapping[str, Any], *, sho
     )
     report.require_ok("the audit refuses this wheel:\n", hint=f"`rocmbuild audit {show}` shows what is inside")
     return report
-
-
-def _evidence(record: Mapping[str, Any], report: AuditReport, places: Sequence[tuple[str, str]]) -> bytes:
-    """What is reproducible of the record, without this machine's folders and times; commands by their outputs."""
-
-    def plain(word: str) -> str:
-        for path, name in places:
-            word = word.replace(path, "." if name == "{build}" else name)
-        return word
-
-    kept = {key: value for key, value in record.items() if key != "build_dir"}
-    kept["commands"] = sorted(
-        (
-            {
-                **{key: command[key] for key in ("kind", "platform", "extension", "target")},
-                "source": plain(command["source"]) if command["source"] else None,
-                "argv": [plain(word) for word in command["argv"]],
-                "env": command["env"],
-            }
-            for command in record["commands"]
-        ),
-        key=lambda command: (command["source"] or "", command["argv"]),
-    )
-    kept["code_objects"] = report.summary()
-    return as_json(kept)

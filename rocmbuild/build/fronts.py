@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rocmbuild.audit.commands import judge
+from rocmbuild.build.tools import base_interpreter
 from rocmbuild.paths import write_atomic
 from rocmbuild.targets import TargetSet
 from rocmbuild.toolchain.model import Toolchain
@@ -103,10 +103,9 @@ def make_front(
     for name, path in binaries.items():
         if name not in programs and (toolchain.kind != "system" or name.startswith(("hip", "rocm", "roc", "amd"))):
             (front.prefix / "bin" / name).symlink_to(path)
-    interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     for name in programs:
         script = front.prefix / "bin" / name
-        words = f'"{interpreter}" -I -S "{folder}/front.py" "{folder}/settings.json" {name} "$@"'
+        words = f'"{base_interpreter()}" -I -S "{folder}/front.py" "{folder}/settings.json" {name} "$@"'
         script.write_text(f"#!/bin/sh\nexec {words}\n")
         script.chmod(0o755)
     if toolchain.include != Path("/usr/include"):  # the compiler's own folder comes last by itself
@@ -115,10 +114,9 @@ def make_front(
     _forward_packages(origin / "lib", front.prefix / "lib/cmake")
     (front.prefix / "lib/llvm/bin").symlink_to("../../bin")
     _link_children(origin / "lib/llvm", front.prefix / "lib/llvm", skip=("bin",))
-    for name in ("llvm", "amdgcn", "share"):
-        if name == "llvm":
-            (front.prefix / name).symlink_to("lib/llvm")
-        elif toolchain.kind != "system" and (origin / name).exists():
+    (front.prefix / "llvm").symlink_to("lib/llvm")
+    for name in ("amdgcn", "share"):
+        if toolchain.kind != "system" and (origin / name).exists():
             (front.prefix / name).symlink_to(origin / name)
     flags = list(toolchain.compile_flags())
     settings = {

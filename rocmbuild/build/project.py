@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -12,8 +13,35 @@ from pathlib import Path
 from rocmbuild import process
 from rocmbuild.errors import CheckError, InputError
 
-__all__ = ["copy_project", "project_files", "run_hook"]
+__all__ = [
+    "PASSING_PREFIXES",
+    "PASSING_VARIABLES",
+    "copy_project",
+    "digest",
+    "input_times",
+    "project_files",
+    "python_side",
+    "run_hook",
+]
 
+PASSING_VARIABLES = frozenset(
+    (
+        "PATH",
+        "PYTHONPATH",
+        "VIRTUAL_ENV",
+        "TMPDIR",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+        "TERM",
+        "COLUMNS",
+        "LINES",
+        "LS_COLORS",
+    )
+)
+PASSING_PREFIXES = ("PIP_", "PEP517_", "PYTEST_", "SSH_", "XDG_", "_PYPROJECT")
+"""Variables that differ from build to build and that no wheel is made of."""
 _SKIPPED_FOLDERS = re.compile(
     r"^(\.git|\.hg|\.svn|\.venv|venv|\.nox|\.tox|__pycache__|\.mypy_cache|\.pytest_cache|\.ruff_cache|build|dist|"
     r"node_modules|.*\.egg-info|.*\.dist-info)$"
@@ -94,6 +122,23 @@ def copy_project(project: Path, copy: Path, *, excluded: Path, manifest: Sequenc
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
         target.chmod(0o755 if os.access(project / relative, os.X_OK) else 0o644)
+
+
+def python_side(project: Path, build_dir: Path) -> Path:
+    """The copy in the build folder that setuptools runs in, made equal to the project."""
+    copy = build_dir / "py"
+    copy_project(project, copy, excluded=build_dir)
+    return copy
+
+
+def digest(copy: Path, asked: str) -> str:
+    """A digest of a text and of a copy's files: their names, whether they can be run, their bytes."""
+    state = hashlib.sha256(asked.encode("utf-8", "surrogateescape"))
+    for path in sorted(copy.rglob("*")):
+        if path.is_file():
+            state.update(f"{path.relative_to(copy)}\0{path.stat().st_mode & 0o111}\0".encode())
+            state.update(hashlib.sha256(path.read_bytes()).digest())
+    return state.hexdigest()
 
 
 _HOOK = """

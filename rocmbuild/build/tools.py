@@ -1,4 +1,4 @@
-"""The build tool, found without importing what a build imports."""
+"""The build tool and the interpreter, found without importing what a build imports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["find_ninja", "find_program"]
+__all__ = ["base_interpreter", "find_ninja", "find_program"]
 
 
 def find_program(name: str, path: str | None) -> Path | None:
@@ -18,6 +18,11 @@ def find_program(name: str, path: str | None) -> Path | None:
         return beside
     found = shutil.which(name, path=path)
     return Path(found) if found else None
+
+
+def base_interpreter() -> str:
+    """The interpreter that an environment is made from: that of an isolated build is gone after it."""
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
 def find_ninja() -> Path | None:

@@ -11,16 +11,18 @@ import re
 import tempfile
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rocmbuild.errors import InputError
+from rocmbuild.paths import as_json
 
 if TYPE_CHECKING:
+    from rocmbuild.audit.report import AuditReport
     from rocmbuild.build.tags import Variant
 
-__all__ = ["dist_info", "finish_wheel", "rename_metadata", "zip_time"]
+__all__ = ["dist_info", "evidence", "finish_wheel", "rename_metadata", "zip_time"]
 
 _EPOCH = 315532800  # 1980-01-01, the first moment that a zip file can name
 
@@ -53,6 +55,37 @@ def _tagged(wheel: bytes, tag: str) -> bytes:
     """The WHEEL file of a package with native code, of one tag."""
     lines = [line for line in wheel.decode().splitlines() if line and not re.match(r"(Tag|Root-Is-Purelib):", line)]
     return "\n".join([*lines, "Root-Is-Purelib: false", f"Tag: {tag}", ""]).encode()
+
+
+def evidence(
+    record: Mapping[str, Any], report: AuditReport, places: Sequence[tuple[str, str]], *, sort: bool = False
+) -> bytes:
+    """What is reproducible of the record, without this machine's folders and times.
+
+    places: (path, the name that stands for it), inner ones first. sort: commands by their source and words, where the
+    order in which they ran tells nothing.
+    """
+
+    def plain(word: str) -> str:
+        for path, name in places:
+            word = word.replace(path, name)
+        return word
+
+    kept = {key: value for key, value in record.items() if key != "build_dir"}
+    commands = [
+        {
+            **{key: command[key] for key in ("kind", "platform", "extension", "target")},
+            "source": plain(source) if (source := command["source"]) and source.startswith("/") else source,
+            "argv": [plain(word) for word in command["argv"]],
+            "env": command["env"],
+        }
+        for command in record["commands"]
+    ]
+    kept["commands"] = (
+        sorted(commands, key=lambda command: (command["source"] or "", command["argv"])) if sort else commands
+    )
+    kept["code_objects"] = report.summary()
+    return as_json(kept)
 
 
 def rename_metadata(folder: str, metadata: bytes, local: str) -> tuple[str, bytes]:
