@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,24 @@ def _toolchain_here() -> None:
 def _torch_sdk_here() -> None:
     if torch_sdk_missing():
         require("the torch SDK (rocmbuild toolchain install torch-sdk)")
+
+
+@pytest.fixture(scope="session")
+def _torch_here() -> None:
+    if find_spec("torch") is None:
+        require("torch in the environment of the tests")
+
+
+@pytest.fixture
+def math(_toolchain_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A toolchain with the math libraries' headers, which torch's HIP headers include; builds will take it."""
+    from rocmbuild.toolchain.discover import candidates
+
+    for candidate in candidates(os.environ):
+        if candidate.toolchain and (candidate.toolchain.include / "hipblas/hipblas.h").is_file():
+            monkeypatch.setenv("ROCM_HOME", str(candidate.toolchain.prefix))
+            return
+    require("the math libraries' headers (rocmbuild toolchain install debian --with math)")
 
 
 @pytest.fixture(scope="session")

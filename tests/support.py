@@ -87,3 +87,4 @@ def torch_sdk_missing() -> str:
 
 needs_toolchain = pytest.mark.usefixtures("_toolchain_here")
 needs_torch_sdk = pytest.mark.usefixtures("_torch_sdk_here")
+needs_torch_here = pytest.mark.usefixtures("_torch_here")

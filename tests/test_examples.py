@@ -8,17 +8,15 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import needs_toolchain, needs_torch_sdk, require
+from support import needs_toolchain, needs_torch_here, needs_torch_sdk, require
 
 from rocmbuild.cli import main
 from rocmbuild.errors import InputError
 from rocmbuild.init import create, project_name, template
-from rocmbuild.toolchain.discover import candidates
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PROJECTS = ("cmake", "declarative", "from_cuda", "setup_py")
@@ -104,11 +102,10 @@ def build(folder: Path, project: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
+@needs_torch_here
 @pytest.mark.usefixtures("warm_cache")
 def test_declarative_as_init_makes_it(tmp_path: Path) -> None:
     """Made, built from its sdist, installed, and its own tests run."""
-    if find_spec("torch") is None:
-        require("torch in the environment of the tests")
     assert main(["init", str(tmp_path / "fresh_ops")]) == 0
     settings = f"{{'build-dir': {str(tmp_path / 'b')!r}}}"
     code = f"import rocmbuild.build_meta as b; print(b.build_sdist({str(tmp_path)!r}, {settings}))"
@@ -123,20 +120,9 @@ def test_declarative_as_init_makes_it(tmp_path: Path) -> None:
     assert " passed" in out
 
 
-@pytest.fixture
-def math(_toolchain_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A toolchain with what torch's HIP headers include; builds will take it."""
-    if find_spec("torch") is None:
-        require("torch in the environment of the tests")
-    for candidate in candidates(os.environ):
-        if candidate.toolchain and (candidate.toolchain.include / "hipblas/hipblas.h").is_file():
-            monkeypatch.setenv("ROCM_HOME", str(candidate.toolchain.prefix))
-            return
-    require("the math libraries' headers (rocmbuild toolchain install debian --with math)")
-
-
 @pytest.mark.slow
 @needs_torch_sdk
+@needs_torch_here
 @pytest.mark.usefixtures("math", "warm_cache")
 @pytest.mark.parametrize("name", ["setup_py", "from_cuda"])
 def test_projects_with_a_setup_py(tmp_path: Path, name: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import PROJECTS, needs_toolchain, needs_torch_sdk, require
+from support import PROJECTS, needs_toolchain, needs_torch_here, needs_torch_sdk, require
 
 from rocmbuild import console
 from rocmbuild.errors import EnvironmentFailure
@@ -40,9 +40,7 @@ def refused(done: subprocess.CompletedProcess[str], out: Path) -> str:
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A declarative project and one with its own setup.py."""
     if request.param == "wrapped_stream":
-        request.applymarker(pytest.mark.needs_torch)
-        if torch_build() is None:
-            pytest.skip("needs torch in the environment of the tests")
+        request.getfixturevalue("_torch_here")
     return Path(shutil.copytree(PROJECTS / str(request.param), tmp_path / "project"))
 
 
@@ -101,6 +99,7 @@ def test_a_compiler_that_compiles_nothing_is_found_before_the_build(project: Pat
 
 @needs_toolchain
 @needs_torch_sdk
+@needs_torch_here
 @pytest.mark.needs_torch
 def test_an_interpreter_without_headers_is_told_of(tmp_path: Path) -> None:
     """This very interpreter, its folder of headers covered by an empty one in a mount namespace of the build alone."""
@@ -108,8 +107,6 @@ def test_an_interpreter_without_headers_is_told_of(tmp_path: Path) -> None:
 
     if os.geteuid() != 0 or not shutil.which("unshare"):
         require("root and unshare")
-    if torch_build() is None:
-        pytest.skip("needs torch in the environment of the tests")
     (tmp_path / "empty").mkdir()
     project = shutil.copytree(PROJECTS / "wrapped_stream", tmp_path / "project")
     script = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'

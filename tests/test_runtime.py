@@ -7,7 +7,6 @@ and fails cleanly. Everything runs in processes of its own, under a newer C libr
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 from elftools.elf.elffile import ELFFile
-from support import require
+from support import needs_torch_here, require
 
 from rocmbuild.build import loader
 from rocmbuild.toolchain.model import Toolchain
@@ -229,13 +228,7 @@ def gguf(toolchain: Toolchain, _torch_sdk_here: None, root: Path, tmp_path_facto
     return out / "site"
 
 
-@pytest.fixture
-def real_torch() -> None:
-    if importlib.util.find_spec("torch") is None:
-        require("torch")
-
-
-@pytest.mark.usefixtures("real_torch")
+@needs_torch_here
 @EITHER_NAME
 def test_every_launch_function_of_the_kernels_says_that_there_is_no_card(
     runtime: Runtime, gguf: Path, unversioned: bool
@@ -268,7 +261,7 @@ def test_the_device_library_names_torch_and_no_runtime(gguf: Path) -> None:
     assert not [name for name in needed if "hip" in name or "torch_" in name or name.startswith("libhsa")]
 
 
-@pytest.mark.usefixtures("real_torch")
+@needs_torch_here
 def test_a_bad_argument_is_named_before_the_card_is_missed(runtime: Runtime, gguf: Path) -> None:
     script = (
         GGUF
@@ -285,7 +278,7 @@ print(json.dumps(answers))
     assert all("dtype is 7; wanted: 0 (F32), 1 (F16) or 30 (BF16)" in text for _, text in answers[3:])
 
 
-@pytest.mark.usefixtures("real_torch")
+@needs_torch_here
 def test_the_host_library_computes_beside_the_real_runtime(runtime: Runtime, gguf: Path) -> None:
     """The runtime's symbols are global by then: the host library must go on calling its own stand-ins for them."""
     script = (

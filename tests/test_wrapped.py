@@ -17,32 +17,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support import digest_tree, needs_toolchain, needs_torch_sdk, require
+from support import digest_tree, needs_toolchain, needs_torch_here, needs_torch_sdk, require
 
 from rocmbuild.build.torch_hip import hip_headers, make_stubs
 from rocmbuild.build.wrapped import _MATH_HEADER, check_sources
-from rocmbuild.toolchain.discover import candidates
 from rocmbuild.toolchain.elf import read_dynamic
 from rocmbuild.toolchain.torch_sdk import find_torch_sdk
 
 PROJECTS = Path(__file__).parent / "projects"
 PYPROJECT = '[build-system]\nrequires = ["rocmbuild", "torch"]\nbuild-backend = "rocmbuild.build_meta"\n'
-
-
-@pytest.fixture
-def torch_here() -> None:
-    if find_spec("torch") is None:
-        require("torch in the environment of the tests")
-
-
-@pytest.fixture
-def math(_toolchain_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A toolchain with the math libraries' headers, which torch's HIP headers include; builds will take it."""
-    for candidate in candidates(os.environ):
-        if candidate.toolchain and (candidate.toolchain.include / "hipblas/hipblas.h").is_file():
-            monkeypatch.setenv("ROCM_HOME", str(candidate.toolchain.prefix))
-            return
-    require("the math libraries' headers (rocmbuild toolchain install debian --with math)")
 
 
 def build(project: Path, out: Path) -> subprocess.CompletedProcess[str]:
@@ -121,7 +104,8 @@ def test_a_missing_math_header_is_recognised(line: str, header: str) -> None:
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
-@pytest.mark.usefixtures("torch_here", "warm_cache")
+@needs_torch_here
+@pytest.mark.usefixtures("warm_cache")
 def test_a_source_that_cannot_be_hip_is_told_at_its_line(tmp_path: Path) -> None:
     project = sample(tmp_path, before="0xffffffffffffffffull", after="0xffffffff")
     before = digest_tree(project)
@@ -137,7 +121,8 @@ def test_a_source_that_cannot_be_hip_is_told_at_its_line(tmp_path: Path) -> None
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
-@pytest.mark.usefixtures("torch_here", "warm_cache")
+@needs_torch_here
+@pytest.mark.usefixtures("warm_cache")
 @pytest.mark.parametrize(("text", "message"), [("import no_such_module", "no_such_module"), ("1 +", "SyntaxError")])
 def test_a_setup_py_that_fails_shows_its_last_lines(tmp_path: Path, text: str, message: str) -> None:
     project = sample(tmp_path)
@@ -151,7 +136,7 @@ def test_a_setup_py_that_fails_shows_its_last_lines(tmp_path: Path, text: str, m
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
-@pytest.mark.usefixtures("torch_here")
+@needs_torch_here
 def test_metadata_and_sdist_compile_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rocmbuild import build_meta
 
@@ -304,7 +289,8 @@ def from_index(pinned: Public, folder: Path) -> Path:
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
-@pytest.mark.usefixtures("torch_here", "warm_cache")
+@needs_torch_here
+@pytest.mark.usefixtures("warm_cache")
 @pytest.mark.parametrize("name", [name for name, project in PUBLIC.items() if project.refused])
 def test_a_public_project_that_rocm_7_refuses_is_told_so_by_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -324,7 +310,7 @@ def test_a_public_project_that_rocm_7_refuses_is_told_so_by_line(
 
 @pytest.mark.slow
 @needs_torch_sdk
-@pytest.mark.usefixtures("torch_here")
+@needs_torch_here
 def test_what_only_the_compiler_can_refuse_is_told_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pinned = PUBLIC["nerfacc"]
     project = from_index(pinned, tmp_path)
@@ -339,7 +325,8 @@ def test_what_only_the_compiler_can_refuse_is_told_of_before(tmp_path: Path, mon
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
-@pytest.mark.usefixtures("torch_here", "math", "warm_cache")
+@needs_torch_here
+@pytest.mark.usefixtures("math", "warm_cache")
 @pytest.mark.skipif(not os.environ.get("ROCMBUILD_TEST_PUBLIC"), reason="minutes each; `nox -s wrapped` runs them")
 @pytest.mark.parametrize("name", [name for name, project in PUBLIC.items() if project.units])
 def test_a_public_project_becomes_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -392,7 +379,8 @@ RELEASE = f"{metadata.version('torch').partition('+')[0]}+here" if find_spec("to
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
-@pytest.mark.usefixtures("torch_here", "math")
+@needs_torch_here
+@pytest.mark.usefixtures("math")
 def test_front_ends_isolated_and_editable_compile_only_what_changed(
     tmp_path: Path, warm_cache: Path, links: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -461,7 +449,8 @@ def test_front_ends_isolated_and_editable_compile_only_what_changed(
 @pytest.mark.slow
 @needs_toolchain
 @needs_torch_sdk
-@pytest.mark.usefixtures("torch_here", "math", "warm_cache")
+@needs_torch_here
+@pytest.mark.usefixtures("math", "warm_cache")
 def test_an_unchanged_setup_py_becomes_a_wheel(tmp_path: Path) -> None:
     project = sample(tmp_path)
     before = digest_tree(project)
