@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gguf_kernels._library import block_sizes, require_device
+from gguf_kernels._library import block_sizes
+from gguf_kernels._ops import require, same_device
 from gguf_kernels._types import GGMLType, type_id
 
 __all__ = [
@@ -25,16 +26,6 @@ __all__ = [
 ]
 
 _BLOCK_SIZES = block_sizes()
-_READY: set[torch.device] = {torch.device("meta")}
-"""Devices that need not be asked again."""
-
-
-def _require(op: str, argument: str, tensor: Tensor) -> None:
-    """Refuse a device that no library serves; asked once a device, and not while a graph is traced."""
-    if torch.compiler.is_compiling() or tensor.device in _READY:
-        return
-    require_device(op, argument, tensor.device)
-    _READY.add(tensor.device)
 
 
 def ggml_mul_mat_a8(W: Tensor, X: Tensor, type: int | str, row: int) -> Tensor:
@@ -43,7 +34,7 @@ def ggml_mul_mat_a8(W: Tensor, X: Tensor, type: int | str, row: int) -> Tensor:
     W: [row, bytes of a row]. X: [n, col], float32, float16 or bfloat16, any strides, quantised as for
     ggml_mul_mat_vec_a8. Scratch: about n * col * 1.25 bytes, from torch's allocator.
     """
-    _require("ggml_mul_mat_a8", "W", W)
+    require("ggml_mul_mat_a8", W)
     result: Tensor = torch.ops.gguf_kernels.ggml_mul_mat_a8(W, X, type_id(type), row)
     return result
 
@@ -69,7 +60,7 @@ def ggml_moe_a8(  # noqa: PLR0917  (the order is the contract)
 
     Scratch: about tokens * col * 1.25 bytes, from torch's allocator.
     """
-    _require("ggml_moe_a8", "W", W)
+    require("ggml_moe_a8", W)
     result: Tensor = torch.ops.gguf_kernels.ggml_moe_a8(
         X, W, sorted_token_ids, expert_ids, num_tokens_post_padded, type_id(type), row, top_k, tokens
     )
@@ -96,7 +87,7 @@ def moe_align_block_size(topk_ids: Tensor, block_size: int, num_experts: int) ->
     every slot occurs once. Sizes depend on shapes alone: sorted_token_ids has n + min(n, num_experts + 1) *
     (block_size - 1) entries for n ids; what lies past num_tokens_post_padded is padding, and of expert -1.
     """
-    _require("moe_align_block_size", "topk_ids", topk_ids)
+    require("moe_align_block_size", topk_ids, "topk_ids")
     result: tuple[Tensor, Tensor, Tensor] = torch.ops.gguf_kernels.moe_align_block_size(
         topk_ids, block_size, num_experts
     )
@@ -110,7 +101,7 @@ def ggml_quantize_q8_0(X: Tensor) -> Tensor:
     every ggml_* operator quantises. d is rounded to float16 as it is stored, after q was computed. A block that is not
     finite has d = NaN or infinity and q = 0.
     """
-    _require("ggml_quantize_q8_0", "X", X)
+    require("ggml_quantize_q8_0", X, "X")
     result: Tensor = torch.ops.gguf_kernels.ggml_quantize_q8_0(X)
     return result
 
@@ -123,21 +114,13 @@ def ggml_quantize_q8_k(X: Tensor) -> Tensor:
     quantize_row_q8_K of the ggml sources, and what the mxfp4_* operators multiply with. d and q are 0 where m is 0 or
     so small that s is infinite.
     """
-    _require("ggml_quantize_q8_k", "X", X)
+    require("ggml_quantize_q8_k", X, "X")
     result: Tensor = torch.ops.gguf_kernels.ggml_quantize_q8_k(X)
     return result
 
 
-def _same_device(op: str, W: Tensor, **others: Tensor) -> None:
-    for name, other in others.items():
-        torch._check(  # type: ignore[no-untyped-call]
-            other.device == W.device,
-            lambda name=name, other=other: f"{op}: {name} is on {other.device} and W on {W.device}; wanted: one device",
-        )
-
-
 def _fake_mul_mat(W: Tensor, X: Tensor, type: int, row: int) -> Tensor:
-    _same_device("ggml_mul_mat_a8", W, X=X)
+    same_device("ggml_mul_mat_a8", W, X=X)
     return X.new_empty((X.shape[0], row))
 
 
@@ -152,7 +135,7 @@ def _fake_moe(  # noqa: PLR0917
     top_k: int,
     tokens: int,
 ) -> Tensor:
-    _same_device("ggml_moe_a8", W, X=X, sorted_token_ids=sorted_token_ids, expert_ids=expert_ids)
+    same_device("ggml_moe_a8", W, X=X, sorted_token_ids=sorted_token_ids, expert_ids=expert_ids)
     return X.new_empty((tokens * top_k, row))
 
 

@@ -19,14 +19,14 @@ _READY: set[torch.device] = {torch.device("meta")}
 """Devices that need not be asked again."""
 
 
-def _require(op: str, W: Tensor) -> None:
-    """Refuse a device that no library serves; asked once a device, and not while a graph is traced."""
-    if torch.compiler.is_compiling() or W.device in _READY:
+def require(op: str, tensor: Tensor, argument: str = "W") -> None:
+    """Refuse a device that no library serves; asked once a device, and not while a graph is traced or captured."""
+    if torch.compiler.is_compiling() or tensor.device in _READY:
         return
-    if W.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return  # no time to ask the runtime; a launch that cannot be tells its own error
-    require_device(op, "W", W.device)
-    _READY.add(W.device)
+    require_device(op, argument, tensor.device)
+    _READY.add(tensor.device)
 
 
 def _check_ids(op: str, ids: Tensor, experts: int) -> None:
@@ -44,7 +44,7 @@ def ggml_dequantize(W: Tensor, type: int | str, m: int, n: int, dtype: torch.dty
 
     W: the bytes of m rows of n elements, in any shape. n: a multiple of the block of the type.
     """
-    _require("ggml_dequantize", W)
+    require("ggml_dequantize", W)
     result: Tensor = torch.ops.gguf_kernels.ggml_dequantize(W, type_id(type), m, n, dtype)
     return result
 
@@ -56,7 +56,7 @@ def ggml_mul_mat_vec_a8(W: Tensor, X: Tensor, type: int | str, row: int) -> Tens
     elements to 8 bits with a float32 scale: d = max|x| / 127, q = round(x / d), halves away from zero. A NaN or an
     infinity in a vector makes that vector's results NaN.
     """
-    _require("ggml_mul_mat_vec_a8", W)
+    require("ggml_mul_mat_vec_a8", W)
     result: Tensor = torch.ops.gguf_kernels.ggml_mul_mat_vec_a8(W, X, type_id(type), row)
     return result
 
@@ -73,7 +73,7 @@ def ggml_moe_a8_vec(  # noqa: PLR0917  (the order is the contract)
     check: raise a RuntimeError for an id that names no expert and is not -1. This waits for the GPU, so it is for
     debugging, and illegal while a graph is captured.
     """
-    _require("ggml_moe_a8_vec", W)
+    require("ggml_moe_a8_vec", W)
     if check:
         _check_ids("ggml_moe_a8_vec", topk_ids, W.shape[0])
     result: Tensor = torch.ops.gguf_kernels.ggml_moe_a8_vec(X, W, topk_ids, top_k, type_id(type), row, tokens)
@@ -84,7 +84,7 @@ def _fake_dequantize(W: Tensor, type: int, m: int, n: int, dtype: torch.dtype | 
     return W.new_empty((m, n), dtype=torch.float16 if dtype is None else dtype)
 
 
-def _same_device(op: str, W: Tensor, **others: Tensor) -> None:
+def same_device(op: str, W: Tensor, **others: Tensor) -> None:
     for name, other in others.items():
         torch._check(  # type: ignore[no-untyped-call]
             other.device == W.device,
@@ -93,14 +93,14 @@ def _same_device(op: str, W: Tensor, **others: Tensor) -> None:
 
 
 def _fake_mul_mat_vec(W: Tensor, X: Tensor, type: int, row: int) -> Tensor:
-    _same_device("ggml_mul_mat_vec_a8", W, X=X)
+    same_device("ggml_mul_mat_vec_a8", W, X=X)
     return X.new_empty((X.shape[0], row))
 
 
 def _fake_moe_vec(  # noqa: PLR0917
     X: Tensor, W: Tensor, topk_ids: Tensor, top_k: int, type: int, row: int, tokens: int
 ) -> Tensor:
-    _same_device("ggml_moe_a8_vec", W, X=X, topk_ids=topk_ids)
+    same_device("ggml_moe_a8_vec", W, X=X, topk_ids=topk_ids)
     return X.new_empty((tokens * top_k, row))
 
 
