@@ -113,6 +113,15 @@ Tensor with_adjacent_elements(const char* op, const Tensor& X) {
   return X.size(1) <= 1 || X.stride(1) == 1 ? X : torch::stable::contiguous(X);
 }
 
+Tensor packed(const Tensor& any) { return any.is_contiguous() ? any : torch::stable::contiguous(any); }
+
+int32_t ids_bits_of(const char* op, const Tensor& ids) {
+  const ScalarType dtype = ids.scalar_type();
+  if (dtype == ScalarType::Int) return 32;
+  if (dtype == ScalarType::Long) return 64;
+  refuse(op, "topk_ids has dtype ", name_of(dtype), "; wanted: Int (int32) or Long (int64)");
+}
+
 Tensor empty(const Tensor& like, std::initializer_list<int64_t> size, std::optional<ScalarType> dtype = std::nullopt) {
   return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(size.begin(), size.size()), dtype);
 }
@@ -169,9 +178,11 @@ Tensor ggml_dequantize(const Tensor& W, int64_t type, int64_t m, int64_t n, std:
   return out;
 }
 
-Tensor ggml_mul_mat_vec_a8(const Tensor& W, const Tensor& X, int64_t type, int64_t row) {
-  const char* op = "ggml_mul_mat_vec_a8";
-  const int32_t id = type_id(op, GGUF_OP_MUL_MAT_VEC, type);
+// X times the transpose of one matrix, by any kernels of the C interface.
+template <typename Params>
+Tensor mul_mat(const char* op, GgufOp which, int (*run)(const Params*, GgufError*), const Tensor& W, const Tensor& X,
+               int64_t type, int64_t row) {
+  const int32_t id = type_id(op, which, type);
   check_weights(op, W);
   check_same_device(op, W, "X", X);
   const int32_t dtype = dtype_id(op, "the dtype of X", X.scalar_type());
@@ -187,7 +198,7 @@ Tensor ggml_mul_mat_vec_a8(const Tensor& W, const Tensor& X, int64_t type, int64
   Tensor out = empty(X, {n, row});
   const int64_t scratch_bytes = gguf_activation_bytes(n, col);
   const Tensor scratch = empty(X, {scratch_bytes}, ScalarType::Byte);
-  GgufMulMatVecParams params{};
+  Params params{};
   params.weight = W.const_data_ptr();
   params.x = x.const_data_ptr();
   params.out = out.mutable_data_ptr();
@@ -201,8 +212,27 @@ Tensor ggml_mul_mat_vec_a8(const Tensor& W, const Tensor& X, int64_t type, int64
   params.dtype = dtype;
   params.stream = place.stream();
   GgufError error;
-  check(gguf_mul_mat_vec_a8(&params, &error), error);
+  check(run(&params, &error), error);
   return out;
+}
+
+Tensor ggml_mul_mat_vec_a8(const Tensor& W, const Tensor& X, int64_t type, int64_t row) {
+  return mul_mat("ggml_mul_mat_vec_a8", GGUF_OP_MUL_MAT_VEC, gguf_mul_mat_vec_a8, W, X, type, row);
+}
+
+Tensor ggml_mul_mat_a8(const Tensor& W, const Tensor& X, int64_t type, int64_t row) {
+  return mul_mat("ggml_mul_mat_a8", GGUF_OP_MUL_MAT, gguf_mul_mat_a8, W, X, type, row);
+}
+
+// What routed products ask of X, whose rows are x, and of the experts' weights.
+void check_routed(const char* op, const Tensor& X, const Tensor& x, const Tensor& W, const Layout& layout, int64_t row,
+                  int64_t tokens) {
+  if (x.size(0) != tokens)
+    refuse(op, "X has shape ", shape_of(X), "; wanted: [", tokens, ", col] for tokens = ", tokens);
+  if (W.dim() != 3 || W.size(1) != row || W.size(2) != layout.row_bytes) {
+    refuse(op, "W has shape ", shape_of(W), "; wanted: [experts, ", row, ", ", layout.row_bytes, "] for row = ", row,
+           " and X of shape ", shape_of(X));
+  }
 }
 
 Tensor ggml_moe_a8_vec(const Tensor& X, const Tensor& W, const Tensor& topk_ids, int64_t top_k, int64_t type,
@@ -215,23 +245,15 @@ Tensor ggml_moe_a8_vec(const Tensor& X, const Tensor& W, const Tensor& topk_ids,
   const int32_t dtype = dtype_id(op, "the dtype of X", X.scalar_type());
   const Tensor x = with_adjacent_elements(op, X);
   const Layout layout = layout_of(op, id, "the number of columns of X", x.size(1));
-  if (x.size(0) != tokens)
-    refuse(op, "X has shape ", shape_of(X), "; wanted: [", tokens, ", col] for tokens = ", tokens);
-  if (W.dim() != 3 || W.size(1) != row || W.size(2) != layout.row_bytes) {
-    refuse(op, "W has shape ", shape_of(W), "; wanted: [experts, ", row, ", ", layout.row_bytes, "] for row = ", row,
-           " and X of shape ", shape_of(X));
-  }
-  const ScalarType ids_dtype = topk_ids.scalar_type();
-  if (ids_dtype != ScalarType::Int && ids_dtype != ScalarType::Long) {
-    refuse(op, "topk_ids has dtype ", name_of(ids_dtype), "; wanted: Int (int32) or Long (int64)");
-  }
+  check_routed(op, X, x, W, layout, row, tokens);
+  const int32_t ids_bits = ids_bits_of(op, topk_ids);
   int64_t slots = 0;
   if (top_k < 0 || __builtin_mul_overflow(tokens, top_k, &slots) || topk_ids.numel() != slots) {
     refuse(op, "topk_ids has shape ", shape_of(topk_ids), "; wanted: tokens * top_k elements for tokens = ", tokens,
            " and top_k = ", top_k);
   }
   const Place place(op, W);
-  const Tensor ids = topk_ids.is_contiguous() ? topk_ids : torch::stable::contiguous(topk_ids);
+  const Tensor ids = packed(topk_ids);
   const int64_t col = x.size(1);
   Tensor out = empty(X, {slots, row});
   const int64_t scratch_bytes = gguf_activation_bytes(tokens, col);
@@ -249,7 +271,7 @@ Tensor ggml_moe_a8_vec(const Tensor& X, const Tensor& W, const Tensor& topk_ids,
   params.top_k = top_k;
   params.rows = row;
   params.cols = col;
-  params.ids_bits = ids_dtype == ScalarType::Long ? 64 : 32;
+  params.ids_bits = ids_bits;
   params.type = id;
   params.dtype = dtype;
   params.stream = place.stream();
@@ -285,13 +307,6 @@ int32_t variant_of(const char* op, int64_t variant) {
   return static_cast<int32_t>(variant);
 }
 
-int32_t ids_bits_of(const char* op, const Tensor& ids) {
-  const ScalarType dtype = ids.scalar_type();
-  if (dtype == ScalarType::Int) return 32;
-  if (dtype == ScalarType::Long) return 64;
-  refuse(op, "topk_ids has dtype ", name_of(dtype), "; wanted: Int (int32) or Long (int64)");
-}
-
 Tensor gate_up(const char* op, GgufOp which, const Tensor& X, const Tensor& W_gate, const Tensor& W_up,
                const Tensor& topk_ids, int64_t top_k, int64_t type, double alpha, std::optional<double> limit,
                double up_offset, std::optional<ScalarType> dtype, int64_t variant) {
@@ -314,7 +329,7 @@ Tensor gate_up(const char* op, GgufOp which, const Tensor& X, const Tensor& W_ga
            shape_of(X), " and top_k = ", top_k);
   }
   const Place place(op, W_gate);
-  const Tensor ids = topk_ids.is_contiguous() ? topk_ids : torch::stable::contiguous(topk_ids);
+  const Tensor ids = packed(topk_ids);
   Tensor out = empty(X, {slots, W_gate.size(1)}, out_type);
   GgufMoeGateUpParams params{};
   params.gate = W_gate.const_data_ptr();
@@ -398,8 +413,8 @@ Tensor mxfp4_moe_down(const Tensor& H, const Tensor& W, const Tensor& topk_ids, 
   }
   const int32_t weights_dtype = dtype_id(op, "the dtype of topk_weights", topk_weights.scalar_type());
   const Place place(op, W);
-  const Tensor ids = topk_ids.is_contiguous() ? topk_ids : torch::stable::contiguous(topk_ids);
-  const Tensor weights = topk_weights.is_contiguous() ? topk_weights : torch::stable::contiguous(topk_weights);
+  const Tensor ids = packed(topk_ids);
+  const Tensor weights = packed(topk_weights);
   Tensor out = empty(H, {ids.size(0), W.size(1)}, out_type);
   GgufMoeDownParams params{};
   params.down = W.const_data_ptr();
@@ -430,41 +445,6 @@ Tensor mxfp4_moe_down(const Tensor& H, const Tensor& W, const Tensor& topk_ids, 
   return out;
 }
 
-Tensor ggml_mul_mat_a8(const Tensor& W, const Tensor& X, int64_t type, int64_t row) {
-  const char* op = "ggml_mul_mat_a8";
-  const int32_t id = type_id(op, GGUF_OP_MUL_MAT, type);
-  check_weights(op, W);
-  check_same_device(op, W, "X", X);
-  const int32_t dtype = dtype_id(op, "the dtype of X", X.scalar_type());
-  const Tensor x = with_adjacent_elements(op, X);
-  const Layout layout = layout_of(op, id, "the number of columns of X", x.size(1));
-  if (W.dim() != 2 || W.size(0) != row || W.size(1) != layout.row_bytes) {
-    refuse(op, "W has shape ", shape_of(W), "; wanted: [", row, ", ", layout.row_bytes, "] for row = ", row,
-           " and X of shape ", shape_of(X));
-  }
-  const Place place(op, W);
-  Tensor out = empty(X, {x.size(0), row});
-  GgufMulMatParams params{};
-  params.scratch_bytes = gguf_activation_bytes(x.size(0), x.size(1));
-  const Tensor scratch = empty(X, {params.scratch_bytes}, ScalarType::Byte);
-  params.weight = W.const_data_ptr();
-  params.x = x.const_data_ptr();
-  params.out = out.mutable_data_ptr();
-  params.scratch = scratch.mutable_data_ptr();
-  params.x_stride = x.stride(0);
-  params.vectors = x.size(0);
-  params.rows = row;
-  params.cols = x.size(1);
-  params.type = id;
-  params.dtype = dtype;
-  params.stream = place.stream();
-  GgufError error;
-  check(gguf_mul_mat_a8(&params, &error), error);
-  return out;
-}
-
-Tensor packed(const Tensor& any) { return any.is_contiguous() ? any : torch::stable::contiguous(any); }
-
 // A list of int32 that a grouped product reads, contiguous.
 Tensor routing_list(const char* op, const Tensor& W, const char* name, const Tensor& list) {
   check_same_device(op, W, name, list);
@@ -483,12 +463,7 @@ Tensor ggml_moe_a8(const Tensor& X, const Tensor& W, const Tensor& sorted_token_
   const int32_t dtype = dtype_id(op, "the dtype of X", X.scalar_type());
   const Tensor x = with_adjacent_elements(op, X);
   const Layout layout = layout_of(op, id, "the number of columns of X", x.size(1));
-  if (x.size(0) != tokens)
-    refuse(op, "X has shape ", shape_of(X), "; wanted: [", tokens, ", col] for tokens = ", tokens);
-  if (W.dim() != 3 || W.size(1) != row || W.size(2) != layout.row_bytes) {
-    refuse(op, "W has shape ", shape_of(W), "; wanted: [experts, ", row, ", ", layout.row_bytes, "] for row = ", row,
-           " and X of shape ", shape_of(X));
-  }
+  check_routed(op, X, x, W, layout, row, tokens);
   int64_t slots = 0;
   if (top_k < 0 || __builtin_mul_overflow(tokens, top_k, &slots)) {
     refuse(op, "top_k is ", top_k, " and tokens ", tokens, "; wanted: 0 or more");
@@ -530,10 +505,7 @@ Tensor ggml_moe_a8(const Tensor& X, const Tensor& W, const Tensor& sorted_token_
 std::tuple<Tensor, Tensor, Tensor> moe_align_block_size(const Tensor& topk_ids, int64_t block_size,
                                                         int64_t num_experts) {
   const char* op = "moe_align_block_size";
-  const ScalarType dtype = topk_ids.scalar_type();
-  if (dtype != ScalarType::Int && dtype != ScalarType::Long) {
-    refuse(op, "topk_ids has dtype ", name_of(dtype), "; wanted: Int (int32) or Long (int64)");
-  }
+  const int32_t ids_bits = ids_bits_of(op, topk_ids);
   if (block_size < 1) refuse(op, "block_size is ", block_size, "; wanted: 1 to 65536");
   if (num_experts < 0) refuse(op, "num_experts is ", num_experts, "; wanted: 0 to 8192");
   const Place place(op, topk_ids);
@@ -551,7 +523,7 @@ std::tuple<Tensor, Tensor, Tensor> moe_align_block_size(const Tensor& topk_ids, 
   params.sorted_ids = sorted.mutable_data_ptr();
   params.expert_ids = experts.mutable_data_ptr();
   params.padded = padded.mutable_data_ptr();
-  params.ids_bits = dtype == ScalarType::Long ? 64 : 32;
+  params.ids_bits = ids_bits;
   params.stream = place.stream();
   GgufError error;
   check(gguf_moe_align(&params, &error), error);

@@ -10,6 +10,7 @@ from packages import csrc_folder, formats_of
 __all__ = [
     "ALL_FORMATS",
     "FORMATS",
+    "MAT_MAT_FORMATS",
     "MOE_CASES",
     "NMSE_F32",
     "PRODUCT_CASES",
@@ -50,6 +51,12 @@ ALL_FORMATS = (
 
 FORMATS = tuple(name for name in ALL_FORMATS if name in formats_of(csrc_folder()))
 """Those of the sources under test: all, but for a mutant, which is built with no more than its tests need."""
+
+MAT_MAT_FORMATS = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS", "MXFP4"),
+)
+"""Those that have the products with many vectors."""
 
 SCALARS = ("float32", "float16", "bfloat16")
 

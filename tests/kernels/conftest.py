@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import cast
 
 import pytest
+from native import NativeLibrary
 from on_device import DEVICE_VARIABLE, OnDevice
 from packages import PACKAGE_VARIABLE, build_package, csrc_folder
 
@@ -42,3 +43,9 @@ def kernels(package: Path) -> ModuleType:
 def library(package: Path) -> Path:
     """Path of the host library."""
     return package / "gguf_kernels" / "lib" / "gguf_host.so"
+
+
+@pytest.fixture(scope="session")
+def bare(kernels: ModuleType, library: Path) -> NativeLibrary:
+    """The launch functions themselves. `kernels` loads torch, whose symbols the library wants."""
+    return NativeLibrary(library)

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-
 import numpy as np
 import oracle
 from cases import NMSE_F32, fit
-from native import TYPES, NativeLibrary
+from native import TYPES, NativeLibrary, Place, read
 from native_mat_mat import KERNELS, AlignParams, MoeParams, MulMatParams, align
 
-__all__ = ["FORMATS", "run_mat_mat"]
-
-FORMATS = (
-    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    *("IQ4_NL", "IQ4_XS", "MXFP4"),
-)
-"""Those that have these products."""
-
-Place = Callable[[np.ndarray], int]
-"""Puts a copy of an array somewhere and returns its address."""
-
-
-def _read(address: int, shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
-    return np.frombuffer(ctypes.string_at(address, int(np.prod(shape)) * 4), dtype).reshape(shape).copy()
+__all__ = ["run_mat_mat"]
 
 
 def run_mat_mat(library: NativeLibrary, place: Place, type_name: str) -> None:
@@ -51,8 +35,8 @@ def run_mat_mat(library: NativeLibrary, place: Place, type_name: str) -> None:
         ids_bits=64,
     )
     library.call("gguf_moe_align", aligning)
-    assert np.array_equal(_read(lists[0], routing.sorted_ids.shape, np.int32), routing.sorted_ids)
-    assert _read(lists[2], (1,), np.int32)[0] == routing.padded
+    assert np.array_equal(read(lists[0], routing.sorted_ids.shape, np.int32), routing.sorted_ids)
+    assert read(lists[2], (1,), np.int32)[0] == routing.padded
     for kernel in ("dot", "small", "medium", "large"):
         out = place(np.full((tokens, rows), np.nan, np.float32))
         plain = MulMatParams(
@@ -65,7 +49,7 @@ def run_mat_mat(library: NativeLibrary, place: Place, type_name: str) -> None:
             **shape,
         )
         library.call("gguf_mul_mat_a8", plain)
-        assert oracle.nmse(_read(out, (tokens, rows)), oracle.mat_vec(weight[0], type_name, x)) <= NMSE_F32, kernel
+        assert oracle.nmse(read(out, (tokens, rows)), oracle.mat_vec(weight[0], type_name, x)) <= NMSE_F32, kernel
         out = place(np.full((ids.size, rows), np.nan, np.float32))
         routed = MoeParams(
             weight=place(weight),
@@ -85,4 +69,4 @@ def run_mat_mat(library: NativeLibrary, place: Place, type_name: str) -> None:
         )
         library.call("gguf_moe_a8", routed)
         wanted = oracle.moe_vec(x, weight, ids, top_k, type_name)
-        assert oracle.nmse(_read(out, (ids.size, rows)), wanted) <= NMSE_F32, (kernel, "routed")
+        assert oracle.nmse(read(out, (ids.size, rows)), wanted) <= NMSE_F32, (kernel, "routed")

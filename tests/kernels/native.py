@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import gguf
 import numpy as np
 
-__all__ = ["DTYPES", "TYPES", "NativeError", "NativeLibrary", "guarded"]
+__all__ = ["DTYPES", "TYPES", "NativeError", "NativeLibrary", "Place", "guarded", "read"]
 
 TYPES = {name: int(number) for name, number in gguf.GGMLQuantizationType.__members__.items()}
 DTYPES = {"float32": 0, "float16": 1, "bfloat16": 30}
 I32, I64, PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+
+Place = Callable[[np.ndarray], int]
+"""Puts a copy of an array somewhere and returns its address."""
+
+
+def read(address: int, shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
+    """A copy of what lies at an address."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer(ctypes.string_at(address, size), dtype).reshape(shape).copy()
 
 
 class _Error(ctypes.Structure):

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import oracle
 import routed_oracle
-from native import TYPES, NativeLibrary
+from native import TYPES, NativeLibrary, Place, read
 from routed_native import DownParams, GateUpParams
 from routed_oracle import q8_k
 
 __all__ = ["run_routed"]
-
-Place = Callable[[np.ndarray], int]
-"""Puts a copy of an array somewhere and returns its address."""
 
 
 def _scratch(library: NativeLibrary, name: str, params: ctypes.Structure, place: Place) -> None:
@@ -24,10 +20,6 @@ def _scratch(library: NativeLibrary, name: str, params: ctypes.Structure, place:
     params.scratch_bytes = size  # type: ignore[attr-defined]
     whole = -(-size // 16) * 16  # so that it begins at a multiple of 16 where its end is what is placed
     params.scratch = place(np.full(whole, 0xA5, np.uint8))  # type: ignore[attr-defined]
-
-
-def _read(address: int, shape: tuple[int, ...]) -> np.ndarray:
-    return np.frombuffer(ctypes.string_at(address, int(np.prod(shape)) * 4), np.float32).reshape(shape).copy()
 
 
 def run_routed(library: NativeLibrary, place: Place, variants: tuple[int, ...], tokens: int = 6) -> None:
@@ -62,7 +54,7 @@ def run_routed(library: NativeLibrary, place: Place, variants: tuple[int, ...], 
         first = GateUpParams(gate=place(gate), up=place(up), x=place(x), out=out, **shape, **strides, **limits)
         _scratch(library, "gguf_moe_gate_up_bytes", first, place)
         library.call("gguf_moe_gate_up", first)
-        found = _read(out, (ids.size, rows))
+        found = read(out, (ids.size, rows))
         wanted, bound = routed_oracle.gate_up(x, gate, up, ids, "MXFP4", q8_k, limit=2.0)
         assert (np.abs(found - wanted) <= bound).all(), variant
 
@@ -71,6 +63,6 @@ def run_routed(library: NativeLibrary, place: Place, variants: tuple[int, ...], 
         second = DownParams(down=place(down), x=place(h), weights=place(factors), out=out, **shape, **strides)
         _scratch(library, "gguf_moe_down_bytes", second, place)
         library.call("gguf_moe_down", second)
-        found = _read(out, (tokens, rows))
+        found = read(out, (tokens, rows))
         wanted, bound = routed_oracle.down(h, down, ids, factors)
         assert (np.abs(found - wanted) <= bound).all(), variant

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import oracle
-from cases import FORMATS, MOE_CASES, NMSE_F32, PRODUCT_CASES, block_of, fit
-from mat_mat_sanitized import FORMATS as MAT_MAT_FORMATS
+from cases import FORMATS, MAT_MAT_FORMATS, MOE_CASES, NMSE_F32, PRODUCT_CASES, block_of, fit
 from mat_mat_sanitized import run_mat_mat
 from native import DTYPES, TYPES, DequantizeParams, MoeVecParams, MulMatVecParams, NativeLibrary
 from routed_sanitized import run_routed

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import oracle
 import pytest
 import torch
-from cases import FORMATS, NMSE_F32, SCALARS, fit
+from cases import FORMATS, MAT_MAT_FORMATS, NMSE_F32, SCALARS, fit
 from native import DTYPES, TYPES, NativeError, NativeLibrary, guarded
 from native_mat_mat import KERNELS, Aligned, MoeParams, MulMatParams, align, call_moe, call_mul_mat
 from test_products import activations, assert_close, rng_of
-
-ALL_FORMATS = (
-    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    *("IQ4_NL", "IQ4_XS", "MXFP4"),
-)
-"""Those that have these products."""
 
 OPERATORS = (
     "ggml_mul_mat_a8",
@@ -34,13 +27,7 @@ WORST = 1e-6
 
 MATRIX_CORES = ("small", "medium", "large")
 
-by_format = pytest.mark.parametrize("type_name", [name for name in ALL_FORMATS if name in FORMATS])
-
-
-@pytest.fixture(scope="module")
-def bare(kernels: ModuleType, library: Path) -> NativeLibrary:
-    """The launch functions themselves. `kernels` loads torch, whose symbols the library wants."""
-    return NativeLibrary(library)
+by_format = pytest.mark.parametrize("type_name", [name for name in MAT_MAT_FORMATS if name in FORMATS])
 
 
 def check(found: np.ndarray, weight: np.ndarray, type_name: str, x: np.ndarray) -> None:
@@ -70,7 +57,7 @@ def test_every_operator_is_registered(kernels: ModuleType, name: str) -> None:
 
 
 def test_supports_says_which_formats_there_are(kernels: ModuleType) -> None:
-    wanted = {name for name in ALL_FORMATS if name in FORMATS}
+    wanted = {name for name in MAT_MAT_FORMATS if name in FORMATS}
     for op in ("ggml_mul_mat_a8", "ggml_moe_a8"):
         assert {kind.name for kind in kernels.GGMLType if kernels.supports(op, kind, "cpu")} == wanted
     for kind in kernels.GGMLType:

@@ -22,12 +22,6 @@ by_format = pytest.mark.parametrize("type_name", FORMATS)
 POISON = 0xFF  # bytes of NaN in float32, float16 and bfloat16
 
 
-@pytest.fixture(scope="module")
-def bare(kernels: ModuleType, library: Path) -> NativeLibrary:
-    """The launch functions themselves. `kernels` loads torch, whose symbols the library wants."""
-    return NativeLibrary(library)
-
-
 def poisoned(*shape: int) -> np.ndarray:
     return np.full(shape, POISON, dtype=np.uint8)
 

@@ -209,7 +209,7 @@ TRAPS = (
         number=6,
         what="ids taken as contiguous",
         file="binding.cpp",
-        old="topk_ids.is_contiguous() ? topk_ids : torch::stable::contiguous(topk_ids);\n  const int64_t col",
+        old="packed(topk_ids);\n  const int64_t col",
         new="topk_ids;\n  const int64_t col",
         tests=("test_products.py::test_moe_ids_may_have_strides",),
     ),
@@ -312,9 +312,8 @@ TRAPS = (
         number=13,
         what="scratch never freed",
         file="binding.cpp",
-        old="  const Tensor scratch = empty(X, {scratch_bytes}, ScalarType::Byte);\n  GgufMulMatVecParams params{};\n",
-        new="  const Tensor& scratch = *new Tensor(empty(X, {scratch_bytes}, ScalarType::Byte));\n"
-        "  GgufMulMatVecParams params{};\n",
+        old="  const Tensor scratch = empty(X, {scratch_bytes}, ScalarType::Byte);\n  Params params{};\n",
+        new="  const Tensor& scratch = *new Tensor(empty(X, {scratch_bytes}, ScalarType::Byte));\n  Params params{};\n",
         tests=(
             "test_memory.py::test_scratch_is_freed",
             "test_memory.py::test_every_buffer_of_an_operator_comes_from_torch",
@@ -383,8 +382,8 @@ TRAPS = (
         number=18,
         what="device attributes asked for at each call",
         file=_OPS,
-        old="  const MatVecArgs args = product_args(product, params->out, activations);\n",
-        new="  const MatVecArgs args = product_args(product, params->out, activations);\n"
+        old="  const MatVecArgs args = product_args(product, inside, params->out, activations);\n",
+        new="  const MatVecArgs args = product_args(product, inside, params->out, activations);\n"
         "  int count = 0;\n  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0);\n",
         tests=("test_memory.py::test_the_launch_layer_neither_allocates_nor_synchronises",),
     ),

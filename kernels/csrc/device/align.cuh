@@ -18,6 +18,7 @@ struct AlignArgs {
   int32_t* padded;  // [1]
 };
 
+constexpr int64_t kSortedExperts = 8192;  // more cannot be sorted
 constexpr int kAlignThreads = 512;
 constexpr int kAlignPerThread = 8;
 

@@ -54,8 +54,7 @@ static __global__ void __launch_bounds__(kDequantizeThreads) dequantize_tiles(De
   const uint32_t block = threadIdx.x / kTiles;
   if (block >= blocks) return;
 
-  const uint32_t* table = nullptr;
-  if constexpr (Format::kTableWords > 0) table = Format::table();
+  const uint32_t* table = table_of<Format>();
   const typename Format::Tile tile = Format::load(weight, threadIdx.x);
   DequantizedGroup<T>* out = static_cast<DequantizedGroup<T>*>(args.out) +
                              (first * kTiles + threadIdx.x) * (Format::kTileElements / 8);

@@ -322,8 +322,7 @@ struct MatMat {
         } else {
           tile = fetched.weights[u];
         }
-        const uint32_t* table = nullptr;
-        if constexpr (Format::kTableWords > 0) table = Format::table();
+        const uint32_t* table = table_of<Format>();
 #pragma unroll
         for (int p = 0; p < kTileParts; ++p) put_part(row, own * kTileParts + p, Format::decode(tile, p, table));
       } else {
@@ -371,7 +370,6 @@ struct MatMat {
     }
   }
 
-  template <typename Tile>
   struct Sums {
     float value[Shape::kTokenTiles][Shape::kRowTiles][8];
   };
@@ -383,7 +381,7 @@ struct MatMat {
   }
 
   template <typename Tile>
-  __device__ __forceinline__ void multiply(int step, int wave, Sums<Tile>& sums) const {
+  __device__ __forceinline__ void multiply(int step, int wave, Sums& sums) const {
     const int lane = static_cast<int>(threadIdx.x) % kWave;
     const int row0 = first_row_of(wave);
     const int token0 = first_token_of(wave);
@@ -414,9 +412,7 @@ struct MatMat {
         const int token = token0 + t * kTile;
         if (token >= count) break;  // for the whole wave
         const bool all = Shape::kTokens > kTile || token + 8 < count;
-#if defined(GGUF_AMD_DEVICE)
-        __builtin_amdgcn_sched_barrier(0);  // or the operands of all tiles would be in registers at once
-#endif
+        keep_order();  // or the operands of all tiles would be in registers at once
         const typename Tile::Tokens fragment =
             Tile::load_tokens(x_codes + token * kCodeStride + part * kPartElements, kCodeStride, lane);
         float per_token[Tile::kTokens][Memory::kTokenArrays];
@@ -446,7 +442,7 @@ struct MatMat {
   }
 
   template <typename Tile>
-  __device__ __forceinline__ void store(int64_t first_row, int wave, const Sums<Tile>& sums) const {
+  __device__ __forceinline__ void store(int64_t first_row, int wave, const Sums& sums) const {
     const int lane = static_cast<int>(threadIdx.x) % kWave;
     const int row0 = first_row_of(wave);
     const int token0 = first_token_of(wave);
@@ -474,7 +470,7 @@ struct MatMat {
   __device__ __forceinline__ void run(int64_t first_row) const {
     const int steps = (parts + kStepParts - 1) / kStepParts;
     const int wave = wave_number();
-    Sums<Tile> sums;
+    Sums sums;
 #pragma unroll
     for (int t = 0; t < Shape::kTokenTiles; ++t) {
 #pragma unroll
@@ -586,7 +582,7 @@ static __global__ void GGUF_MAT_MAT_BOUNDS(Shape) mat_mat(MatMatArgs args) {
     const int thread = static_cast<int>(threadIdx.x);
     if (thread < Shape::kTokens) {
       slots[thread] = thread < count ? first + thread : -1;
-      vectors[thread] = thread < count ? (first + thread) / args.top_k : 0;
+      vectors[thread] = thread < count ? first + thread : 0;
     }
     __syncthreads();
   }

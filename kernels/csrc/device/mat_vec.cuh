@@ -68,8 +68,7 @@ static __device__ __forceinline__ void mat_vec_rows_of_wave(const MatVecArgs& ar
     scale[v] = args.x.scale + own * scale_stride(args.cols);
   }
 
-  const uint32_t* table = nullptr;
-  if constexpr (Format::kTableWords > 0) table = Format::table();
+  const uint32_t* table = table_of<Format>();
   float sum[kRows][kVectors] = {};
   const auto step = [&](uint32_t tile) {
     typename Format::Tile raw[kRows];

@@ -19,9 +19,6 @@
 namespace gguf {
 
 constexpr int kStagedWarps = 8;  // that compute
-#ifndef GGUF_UNROLL
-#define GGUF_UNROLL 2
-#endif
 constexpr int kCopyWarps = 2;
 // Warps in this order: those that compute, those that copy weights, one that copies activations, one that adds up.
 constexpr int kActivationWarp = kStagedWarps + kCopyWarps;

@@ -45,7 +45,7 @@ static __device__ __forceinline__ int wave_uniform(int value) {
 #define GGUF_REGISTERS(count)
 #endif
 
-// The compiler moves nothing across: it would load the activations of all vectors first, for which there is no room.
+// The compiler moves nothing across: it would load what comes later first, for which there is no room in registers.
 static __device__ __forceinline__ void keep_order() {
 #if defined(GGUF_AMD_DEVICE)
   __builtin_amdgcn_sched_barrier(0);
@@ -135,9 +135,10 @@ struct __attribute__((packed, aligned(1), may_alias)) Unaligned {
 #endif
 
 // The bytes that the four low nibbles of `select` number, 0 to 3 in low and 4 to 7 in high; only NVIDIA has it so.
+// A nibble whose top bit is set asks for the sign of its byte instead, in all eight bits.
 static __device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t select) {
 #if defined(GGUF_NVIDIA_DEVICE)
-  uint32_t result;  // the intrinsic masks the nibbles' top bits off, which are never set here
+  uint32_t result;  // the intrinsic masks the nibbles' top bits off
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(select));
   return result;
 #else

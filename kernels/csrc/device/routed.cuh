@@ -10,16 +10,12 @@
 
 namespace gguf {
 
-constexpr int kRoutedWaves = 4;
-constexpr int kRoutedThreads = kRoutedWaves * kWave;
 
 // AMD's compiler is told that 16 waves are to share a SIMD.
 #if defined(ROCMBUILD_PLATFORM_ROCM)
-#define GGUF_ROUTED_BOUNDS __launch_bounds__(kRoutedThreads, 16)
-#define GGUF_ROUTED_REGISTERS(count) __attribute__((amdgpu_num_vgpr(count)))
+#define GGUF_ROUTED_BOUNDS __launch_bounds__(kMatVecThreads, 16)
 #else
-#define GGUF_ROUTED_BOUNDS __launch_bounds__(kRoutedThreads)
-#define GGUF_ROUTED_REGISTERS(count)
+#define GGUF_ROUTED_BOUNDS __launch_bounds__(kMatVecThreads)
 #endif
 
 // One projection of all experts, where it lies: gate and up may be halves of one tensor, or its even and odd rows.
@@ -99,17 +95,6 @@ static __device__ __forceinline__ void add_lane_products(const uint8_t* const (&
 // In a selector of PRMT the top bit of a nibble asks for the sign of the byte that the others name, which is 0 in a table
 // of magnitudes. So a code is its own selector: what is negative gives 0, and with the top bits turned what is positive.
 
-static __device__ __forceinline__ uint32_t select_signed(uint32_t low, uint32_t high, uint32_t selector) {
-#if defined(GGUF_NVIDIA_DEVICE)
-  uint32_t result;  // the intrinsic has no top bits
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(selector));
-  return result;
-#else
-  (void)low, (void)high, (void)selector;
-  return 0;
-#endif
-}
-
 // The sum of twice the values of 32 codes times interleaved activations.
 static __device__ __forceinline__ int mxfp4_interleaved_dot(const uint32_t (&codes)[4], const uint32_t (&x)[8]) {
   constexpr uint32_t kLow = 0x03020100;
@@ -119,10 +104,10 @@ static __device__ __forceinline__ int mxfp4_interleaved_dot(const uint32_t (&cod
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
     const uint32_t turned = codes[w] ^ 0x88888888u;
-    plus = dot4(select_signed(kLow, kHigh, codes[w]), x[2 * w], plus);
-    minus = dot4(select_signed(kLow, kHigh, turned), x[2 * w], minus);
-    plus = dot4(select_signed(kLow, kHigh, codes[w] >> 16), x[2 * w + 1], plus);
-    minus = dot4(select_signed(kLow, kHigh, turned >> 16), x[2 * w + 1], minus);
+    plus = dot4(pick_bytes(kLow, kHigh, codes[w]), x[2 * w], plus);
+    minus = dot4(pick_bytes(kLow, kHigh, turned), x[2 * w], minus);
+    plus = dot4(pick_bytes(kLow, kHigh, codes[w] >> 16), x[2 * w + 1], plus);
+    minus = dot4(pick_bytes(kLow, kHigh, turned >> 16), x[2 * w + 1], minus);
   }
   return plus - minus;
 }
@@ -153,10 +138,10 @@ static __device__ __forceinline__ void add_mxfp4_products(const uint8_t* const (
 #pragma unroll
     for (int i = 0; i < kN; ++i) {
       const Activations x = load_activations(q[i], scale[i], round * kWave + lane);
-      const uint32_t e = select_signed(raw[i][0], 0, past[i] | 0x4440);
+      const uint32_t e = pick_bytes(raw[i][0], 0, past[i] | 0x4440);
       uint32_t codes[4];
 #pragma unroll
-      for (int w = 0; w < 4; ++w) codes[w] = select_signed(raw[i][w], raw[i][w + 1], 0x4321 + 0x1111 * past[i]);
+      for (int w = 0; w < 4; ++w) codes[w] = pick_bytes(raw[i][w], raw[i][w + 1], 0x4321 + 0x1111 * past[i]);
       // The exponent of a float, but for 0, whose power is a denormal, and 255, which is NaN.
       uint32_t bits = e << 23 > 0x00400000u ? e << 23 : 0x00400000u;
       bits = e == 255 ? 0x7fc00000u : bits;
@@ -171,21 +156,6 @@ static __device__ __forceinline__ void add_mxfp4_products(const uint8_t* const (
   if (rounds * kWave + lane < tiles) step(rounds);
 #pragma unroll
   for (int i = 0; i < kN; ++i) sum[i] *= 0.5f;
-}
-
-template <typename Format>
-static __device__ __forceinline__ const uint32_t* device_table() {
-  if constexpr (Format::kTableWords > 0) {
-    return Format::table();
-  } else {
-    return nullptr;
-  }
-}
-
-template <int kRows>
-static __device__ __forceinline__ int64_t routed_first_row(int64_t first_group) {
-  const int wave = wave_uniform(static_cast<int>(threadIdx.x) / kWave);
-  return ((first_group + blockIdx.x) * kRoutedWaves + wave) * kRows;
 }
 
 // The lane of row r keeps and stores it.
@@ -206,17 +176,17 @@ struct GateUpArgs {
   Dtype dtype;
   int64_t rows;
   int64_t cols;
-  int64_t first_group;  // of kRoutedWaves * kRows rows
+  int64_t first_group;  // of kMatVecWaves * kRows rows
   int64_t first_token;
   int64_t first_slot;
   bool interleaved;  // how the bytes of x lie
 };
 
-// Grid: x over groups of kRoutedWaves * kRows rows, y over tokens, z over the slots of a token.
+// Grid: x over groups of kMatVecWaves * kRows rows, y over tokens, z over the slots of a token.
 template <typename Format, int kRows, bool kInterleaved>
 static __global__ void GGUF_ROUTED_BOUNDS moe_gate_up(GateUpArgs args) {
   wait_for_earlier_kernels();
-  const int64_t first_row = routed_first_row<kRows>(args.first_group);
+  const int64_t first_row = first_row_of_wave<kRows>(args.first_group);
   if (first_row >= args.rows) return;
   const int64_t token = args.first_token + blockIdx.y;
   const int64_t z = token * args.routing.top_k + args.first_slot + blockIdx.z;
@@ -243,7 +213,7 @@ static __global__ void GGUF_ROUTED_BOUNDS moe_gate_up(GateUpArgs args) {
       for (int i = 0; i < 2 * kRows; ++i) own_q[i] = q, own_scale[i] = scale;
       add_mxfp4_products(row, own_q, own_scale, tiles, sum);
     } else {
-      add_lane_products<Format>(row, q, scale, tiles, device_table<Format>(), sum);
+      add_lane_products<Format>(row, q, scale, tiles, table_of<Format>(), sum);
     }
     float own_gate = 0.0f;
     float own_up = 0.0f;
@@ -270,7 +240,6 @@ struct DownArgs {
   int64_t cols;
   int64_t first_group;
   int64_t first_token;
-  bool interleaved;  // how the bytes of x lie
 };
 
 static __device__ __forceinline__ float load_scalar(const void* from, Dtype dtype, int64_t at) {
@@ -280,12 +249,12 @@ static __device__ __forceinline__ float load_scalar(const void* from, Dtype dtyp
 }
 
 // A row's products with all slots of a token are summed in registers, in the order of the slots in each lane, then over
-// the lanes. Grid: x over groups of kRoutedWaves * kRows rows, y over tokens.
+// the lanes. Grid: x over groups of kMatVecWaves * kRows rows, y over tokens.
 template <typename Format, int kRows, bool kInterleaved>
-static __global__ void GGUF_ROUTED_BOUNDS GGUF_ROUTED_REGISTERS(32) moe_down(DownArgs args) {
+static __global__ void GGUF_ROUTED_BOUNDS GGUF_REGISTERS(32) moe_down(DownArgs args) {
   constexpr int kSlots = kInterleaved ? 2 : 1;  // at once
   wait_for_earlier_kernels();
-  const int64_t first_row = routed_first_row<kRows>(args.first_group);
+  const int64_t first_row = first_row_of_wave<kRows>(args.first_group);
   if (first_row >= args.rows) return;
   const int64_t token = args.first_token + blockIdx.y;
   const int64_t first_slot = token * args.routing.top_k;
@@ -324,7 +293,7 @@ static __global__ void GGUF_ROUTED_BOUNDS GGUF_ROUTED_REGISTERS(32) moe_down(Dow
     if constexpr (kInterleaved) {
       add_mxfp4_products(row, q, scale, tiles, sum);
     } else {
-      add_lane_products<Format>(row, q[0], scale[0], tiles, device_table<Format>(), sum);
+      add_lane_products<Format>(row, q[0], scale[0], tiles, table_of<Format>(), sum);
     }
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
@@ -353,13 +322,13 @@ struct SwiGluArgs {
   void* out;
   Dtype dtype;
   int64_t rows;
-  int64_t first_group;  // of kRoutedThreads rows
+  int64_t first_group;  // of kMatVecThreads rows
   int64_t first_slot;
 };
 
-// Grid: x over groups of kRoutedThreads rows, y over slots.
-static __global__ void __launch_bounds__(kRoutedThreads) swiglu_rows(SwiGluArgs args) {
-  const int64_t row = (args.first_group + blockIdx.x) * kRoutedThreads + threadIdx.x;
+// Grid: x over groups of kMatVecThreads rows, y over slots.
+static __global__ void __launch_bounds__(kMatVecThreads) swiglu_rows(SwiGluArgs args) {
+  const int64_t row = (args.first_group + blockIdx.x) * kMatVecThreads + threadIdx.x;
   if (row >= args.rows) return;
   const int64_t z = args.first_slot + blockIdx.y;
   float result = 0.0f;
@@ -381,9 +350,9 @@ struct CombineArgs {
   int64_t first_token;
 };
 
-// The sum over a token's slots, in order. Grid: x over groups of kRoutedThreads rows, y over tokens.
-static __global__ void __launch_bounds__(kRoutedThreads) combine_slots(CombineArgs args) {
-  const int64_t row = (args.first_group + blockIdx.x) * kRoutedThreads + threadIdx.x;
+// The sum over a token's slots, in order. Grid: x over groups of kMatVecThreads rows, y over tokens.
+static __global__ void __launch_bounds__(kMatVecThreads) combine_slots(CombineArgs args) {
+  const int64_t row = (args.first_group + blockIdx.x) * kMatVecThreads + threadIdx.x;
   if (row >= args.rows) return;
   const int64_t token = args.first_token + blockIdx.y;
   float total = 0.0f;

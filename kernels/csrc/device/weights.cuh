@@ -47,4 +47,14 @@ static __device__ __forceinline__ float dot(const Weights<Scales, Minima>& w, co
   return value * x.d;
 }
 
+// A format's lookup table in device memory, or null.
+template <typename Format>
+static __device__ __forceinline__ const uint32_t* table_of() {
+  if constexpr (Format::kTableWords > 0) {
+    return Format::table();
+  } else {
+    return nullptr;
+  }
+}
+
 }  // namespace gguf

@@ -34,4 +34,8 @@ GGUF_FOR_EACH_FORMAT(GGUF_DECLARE_FORMAT)
 cudaError_t launch_quantize(GgufScalar dtype, const void* x, int64_t x_stride, ActivationView out, int64_t vectors,
                             int64_t cols, cudaStream_t stream);
 
+// The same as Q8_K has activations, in blocks of 256. interleaved: where kInterleavedMxfp4 alone.
+cudaError_t launch_quantize_q8_k(GgufScalar dtype, const void* x, int64_t x_stride, ActivationView out, int64_t vectors,
+                                 int64_t cols, bool interleaved, cudaStream_t stream);
+
 }  // namespace gguf

@@ -5,7 +5,6 @@
 
 #include "api.h"
 #include "device/align.cuh"
-#include "device/routed.cuh"
 #include "launch/checks.h"
 #include "launch/format_ops.h"
 #include "launch/grid.cuh"
@@ -29,61 +28,20 @@ namespace {
 
 using Long = long long;
 
-// What the two products have in common.
-struct ManyVectors {
-  const char* op;
-  const FormatOps* format;
-  const void* weight;
-  bool weight_is_read;
-  const void* x;
-  const void* out;
-  const void* scratch;
-  int64_t scratch_bytes;
-  int64_t vectors;
-  int64_t rows;
-  int64_t cols;
-  int dtype;
-  int kernel;
-};
-
-// Refuses what the kernels cannot take, by the names of the C interface. One line a rule.
-int check(const ManyVectors& p, GgufError* error) {
-  const auto bad = [&](const char* name, Long found, const char* wanted) {
-    return fail(error, GGUF_BAD_ARGUMENT, "%s: %s is %lld; wanted: %s", p.op, name, found, wanted);
-  };
-  const int64_t scratch_bytes = gguf_activation_bytes(p.vectors, p.cols);
-  if (!is_dtype(p.dtype)) return bad("dtype", p.dtype, "0 (F32), 1 (F16) or 30 (BF16)");
-  if (p.kernel < 0 || p.kernel > GGUF_MAT_MAT_LARGE) return bad("kernel", p.kernel, "0 to 4");
-  if (p.vectors < 0) return bad("the number of vectors", p.vectors, "0 or more");
-  if (p.rows < 0) return bad("rows", p.rows, "0 or more");
-  if (p.cols < 0 || p.cols > INT_MAX) return bad("cols", p.cols, "0 to 2147483647");
-  if (p.cols % p.format->block_elements != 0) {
-    return fail(error, GGUF_BAD_ARGUMENT, "%s: cols is %lld; wanted: a multiple of %d, the block of %s", p.op,
-                Long{p.cols}, p.format->block_elements, p.format->name);
-  }
-  if (p.vectors == 0 || p.rows == 0) return GGUF_OK;
-  if (p.out == nullptr) return bad("out", 0, "a pointer");
-  if (p.cols == 0) return GGUF_OK;
-  if (p.weight == nullptr && p.weight_is_read) return bad("weight", 0, "a pointer");
-  if (p.x == nullptr) return bad("x", 0, "a pointer");
-  if (p.scratch == nullptr) return bad("scratch", 0, "a pointer");
-  if (remainder(p.weight, 2) != 0) return bad("the address of weight modulo 2", 1, "0");
-  if (remainder(p.x, p.dtype == GGUF_F32 ? 4 : 2) != 0) return bad("the address of x modulo its element", 1, "0");
-  if (remainder(p.scratch, 16) != 0) return bad("the address of scratch modulo 16", remainder(p.scratch, 16), "0");
-  if (p.scratch_bytes < scratch_bytes) {
-    return fail(error, GGUF_BAD_ARGUMENT, "%s: scratch_bytes is %lld; wanted: %lld or more", p.op,
-                Long{p.scratch_bytes}, Long{scratch_bytes});
-  }
-  return GGUF_OK;
+// check_product, and the choice of a kernel.
+int check(const Product& p, int kernel, GgufError* error) {
+  const int code = check_product(p, error);
+  if (code != GGUF_OK || (kernel >= 0 && kernel <= GGUF_MAT_MAT_LARGE)) return code;
+  return fail(error, GGUF_BAD_ARGUMENT, "%s: kernel is %d; wanted: 0 to 4", p.op, kernel);
 }
 
-MatMatArgs args_of(const ManyVectors& p, void* out, ActivationView x) {
+MatMatArgs args_of(const Product& p, void* out, ActivationView x) {
   MatMatArgs args{};
   args.weight = static_cast<const uint8_t*>(p.weight);
   args.x = x;
   args.out = out;
   args.dtype = static_cast<Dtype>(p.dtype);
-  args.row_bytes = p.cols / p.format->block_elements * p.format->block_bytes;
+  args.row_bytes = p.row_bytes();
   args.rows = p.rows;
   args.cols = p.cols;
   args.experts = 1;
@@ -143,16 +101,6 @@ static __global__ void __launch_bounds__(kPackThreads) pack_q8_k(PackArgs args) 
   }
 }
 
-template <typename T>
-cudaError_t launch_q8_k_as(QuantizeArgs args, int64_t vectors, cudaStream_t stream) {
-  const Extent blocks{ceil_div(args.cols, kQ8KBlock * (kQuantizeThreads / kWave)), vectors};
-  return for_each_grid(blocks, kQuantizeThreads, [&](Extent origin, dim3 grid) {
-    args.first_chunk = origin.x;
-    args.first_vector = origin.y;
-    quantize_activations_q8_k<T><<<grid, kQuantizeThreads, 0, stream>>>(args);
-  });
-}
-
 }  // namespace
 }  // namespace gguf
 
@@ -163,26 +111,12 @@ extern "C" int gguf_mul_mat_a8(const GgufMulMatParams* params, GgufError* error)
   int code;
   const FormatOps* format = find_format(GGUF_OP_MUL_MAT, params->type, error, &code);
   if (format == nullptr) return code;
-  const ManyVectors product{op,
-                            format,
-                            params->weight,
-                            true,
-                            params->x,
-                            params->out,
-                            params->scratch,
-                            params->scratch_bytes,
-                            params->vectors,
-                            params->rows,
-                            params->cols,
-                            params->dtype,
-                            params->kernel};
-  code = check(product, error);
+  const Product product = product_of(op, format, *params, true, params->vectors);
+  code = check(product, params->kernel, error);
   if (code != GGUF_OK || params->vectors == 0 || params->rows == 0) return code;
   const cudaStream_t stream = static_cast<cudaStream_t>(params->stream);
   const ActivationView x = activation_view(params->scratch, params->vectors, params->cols);
-  code = launched(error, op, "activation quantiser",
-                  launch_quantize(static_cast<GgufScalar>(params->dtype), params->x, params->x_stride, x,
-                                  params->vectors, params->cols, stream));
+  code = quantize(product, x, stream, error);
   if (code != GGUF_OK) return code;
   MatMatArgs args = args_of(product, params->out, x);
   args.weight_bytes = args.expert_bytes;
@@ -206,20 +140,8 @@ extern "C" int gguf_moe_a8(const GgufMoeParams* params, GgufError* error) {
   if (params->expert_count < 0) return bad("expert_count", params->expert_count, "0 or more");
   // Without a slot there is nothing to compute, whatever the number of tokens.
   const int64_t tokens = params->top_k == 0 ? 0 : params->tokens;
-  const ManyVectors product{op,
-                            format,
-                            params->weight,
-                            params->experts > 0,
-                            params->x,
-                            params->out,
-                            params->scratch,
-                            params->scratch_bytes,
-                            tokens,
-                            params->rows,
-                            params->cols,
-                            params->dtype,
-                            params->kernel};
-  code = check(product, error);
+  const Product product = product_of(op, format, *params, params->experts > 0, tokens);
+  code = check(product, params->kernel, error);
   if (code != GGUF_OK || tokens == 0 || params->rows == 0) return code;
   const int64_t slots = tokens * params->top_k;
   if (slots > INT_MAX) return bad("tokens * top_k", slots, "0 to 2147483647, since sorted_ids are int32");
@@ -245,9 +167,7 @@ extern "C" int gguf_moe_a8(const GgufMoeParams* params, GgufError* error) {
                   cudaMemsetAsync(params->out, 0, static_cast<size_t>(out_bytes), stream));
   if (code != GGUF_OK || params->experts == 0) return code;
   const ActivationView x = activation_view(params->scratch, tokens, params->cols);
-  code = launched(error, op, "activation quantiser",
-                  launch_quantize(static_cast<GgufScalar>(params->dtype), params->x, params->x_stride, x, tokens,
-                                  params->cols, stream));
+  code = quantize(product, x, stream, error);
   if (code != GGUF_OK) return code;
   MatMatArgs args = args_of(product, params->out, x);
   args.weight_bytes = args.expert_bytes * params->experts;
@@ -282,7 +202,7 @@ extern "C" int gguf_moe_align(const GgufMoeAlignParams* params, GgufError* error
   };
   if (params->ids_bits != 32 && params->ids_bits != 64) return bad("ids_bits", params->ids_bits, "32 or 64");
   if (params->block < 1 || params->block > 65536) return bad("block_size", params->block, "1 to 65536");
-  if (params->experts < 0 || params->experts > 8192) return bad("num_experts", params->experts, "0 to 8192");
+  if (params->experts < 0 || params->experts > kSortedExperts) return bad("num_experts", params->experts, "0 to 8192");
   if (params->slots < 0) return bad("the number of ids", params->slots, "0 or more");
   const int64_t count = gguf_align_count(params->slots, params->block, params->experts);
   if (count > INT_MAX) return bad("the number of entries", count, "0 to 2147483647, since they are int32");
@@ -345,18 +265,10 @@ extern "C" int gguf_quantize(const GgufQuantizeParams* params, GgufError* error)
   }
   const cudaStream_t stream = static_cast<cudaStream_t>(params->stream);
   const ActivationView x = activation_view(params->scratch, params->vectors, params->cols);
-  const QuantizeArgs quantize{params->x, params->x_stride, x, params->cols, 0, 0};
-  cudaError_t status;
-  if (!q8_k) {
-    status = launch_quantize(static_cast<GgufScalar>(params->dtype), params->x, params->x_stride, x, params->vectors,
-                             params->cols, stream);
-  } else if (params->dtype == GGUF_F16) {
-    status = launch_q8_k_as<__half>(quantize, params->vectors, stream);
-  } else if (params->dtype == GGUF_BF16) {
-    status = launch_q8_k_as<__nv_bfloat16>(quantize, params->vectors, stream);
-  } else {
-    status = launch_q8_k_as<float>(quantize, params->vectors, stream);
-  }
+  const GgufScalar dtype = static_cast<GgufScalar>(params->dtype);
+  const cudaError_t status =
+      q8_k ? launch_quantize_q8_k(dtype, params->x, params->x_stride, x, params->vectors, params->cols, false, stream)
+           : launch_quantize(dtype, params->x, params->x_stride, x, params->vectors, params->cols, stream);
   const int code = launched(error, op, "activation quantiser", status);
   if (code != GGUF_OK) return code;
   const int64_t pairs = params->vectors * (params->cols / elements) * (q8_k ? 146 : 17);

@@ -111,27 +111,7 @@ int remainder(const void* pointer, int bytes) { return static_cast<int>(reinterp
 
 bool is_dtype(int dtype) { return dtype == GGUF_F32 || dtype == GGUF_F16 || dtype == GGUF_BF16; }
 
-namespace {
-
-// What the two products have in common.
-struct Product {
-  const char* op;
-  const FormatOps* format;
-  const void* weight;
-  bool weight_is_read;
-  const void* x;
-  const void* out;
-  const void* scratch;
-  int64_t scratch_bytes;
-  int64_t vectors;
-  int64_t rows;
-  int64_t cols;
-  int64_t x_stride;
-  int dtype;
-  bool quantizes;  // the product does so itself
-};
-
-// Refuses what the kernels cannot take, by the names of the C interface. One line a rule.
+// One line a rule.
 int check_product(const Product& p, GgufError* error) {
   using Long = long long;
   const auto bad = [&](const char* name, Long found, const char* wanted) {
@@ -162,18 +142,26 @@ int check_product(const Product& p, GgufError* error) {
   return GGUF_OK;
 }
 
+int quantize(const Product& p, ActivationView activations, cudaStream_t stream, GgufError* error) {
+  const GgufScalar dtype = static_cast<GgufScalar>(p.dtype);
+  return launched(error, p.op, "activation quantiser",
+                  launch_quantize(dtype, p.x, p.x_stride, activations, p.vectors, p.cols, stream));
+}
+
+namespace {
+
 // The part of the kernels' arguments that the two products have in common.
-MatVecArgs product_args(const Product& p, void* out, ActivationView activations) {
+MatVecArgs product_args(const Product& p, bool quantizes, void* out, ActivationView activations) {
   MatVecArgs args{};
   args.weight = static_cast<const uint8_t*>(p.weight);
   args.x = activations;
   args.out = out;
   args.dtype = static_cast<Dtype>(p.dtype);
-  args.row_bytes = p.cols / p.format->block_elements * p.format->block_bytes;
+  args.row_bytes = p.row_bytes();
   args.rows = p.rows;
   args.cols = p.cols;
   args.vectors = p.vectors;
-  args.raw = p.quantizes ? p.x : nullptr;
+  args.raw = quantizes ? p.x : nullptr;
   args.raw_stride = p.x_stride;
   return args;
 }
@@ -186,13 +174,6 @@ bool quantizes(int64_t vectors, int64_t rows, int64_t cols) {
   (void)vectors, (void)rows, (void)cols;
   return false;
 #endif
-}
-
-int quantize(const Product& p, ActivationView activations, cudaStream_t stream, GgufError* error) {
-  if (p.quantizes) return GGUF_OK;
-  const GgufScalar dtype = static_cast<GgufScalar>(p.dtype);
-  return launched(error, p.op, "activation quantiser",
-                  launch_quantize(dtype, p.x, p.x_stride, activations, p.vectors, p.cols, stream));
 }
 
 }  // namespace
@@ -250,29 +231,16 @@ extern "C" int gguf_mul_mat_vec_a8(const GgufMulMatVecParams* params, GgufError*
   int code;
   const FormatOps* format = find_format(GGUF_OP_MUL_MAT_VEC, params->type, error, &code);
   if (format == nullptr) return code;
-  Product product{};
-  product.op = op;
-  product.format = format;
-  product.weight = params->weight;
-  product.weight_is_read = true;
-  product.x = params->x;
-  product.out = params->out;
-  product.scratch = params->scratch;
-  product.scratch_bytes = params->scratch_bytes;
-  product.x_stride = params->x_stride;
-  product.quantizes = quantizes(params->vectors, params->rows, params->cols);
-  product.vectors = params->vectors;
-  product.rows = params->rows;
-  product.cols = params->cols;
-  product.dtype = params->dtype;
+  const Product product = product_of(op, format, *params, true, params->vectors);
   code = check_product(product, error);
   if (code != GGUF_OK || params->vectors == 0 || params->rows == 0) return code;
 
   const cudaStream_t stream = static_cast<cudaStream_t>(params->stream);
   const ActivationView activations = activation_view(params->scratch, params->vectors, params->cols);
-  code = quantize(product, activations, stream, error);
+  const bool inside = quantizes(params->vectors, params->rows, params->cols);
+  if (!inside) code = quantize(product, activations, stream, error);
   if (code != GGUF_OK) return code;
-  const MatVecArgs args = product_args(product, params->out, activations);
+  const MatVecArgs args = product_args(product, inside, params->out, activations);
   return launched(error, op, "product", format->mul_mat_vec(args, params->vectors, stream));
 }
 
@@ -289,21 +257,7 @@ extern "C" int gguf_moe_a8_vec(const GgufMoeVecParams* params, GgufError* error)
   if (params->ids_bits != 32 && params->ids_bits != 64) return bad("ids_bits", params->ids_bits, "32 or 64");
   // Without a slot there is nothing to compute, whatever the number of tokens.
   const int64_t tokens = params->top_k == 0 ? 0 : params->tokens;
-  Product product{};
-  product.op = op;
-  product.format = format;
-  product.weight = params->weight;
-  product.weight_is_read = params->experts > 0;
-  product.x = params->x;
-  product.out = params->out;
-  product.scratch = params->scratch;
-  product.scratch_bytes = params->scratch_bytes;
-  product.x_stride = params->x_stride;
-  product.quantizes = tokens == 1 && quantizes(1, params->rows * params->top_k, params->cols);
-  product.vectors = tokens;
-  product.rows = params->rows;
-  product.cols = params->cols;
-  product.dtype = params->dtype;
+  const Product product = product_of(op, format, *params, params->experts > 0, tokens);
   code = check_product(product, error);
   if (code != GGUF_OK || tokens == 0 || params->rows == 0) return code;
   if (params->ids == nullptr) return bad("ids", 0, "a pointer");
@@ -313,10 +267,11 @@ extern "C" int gguf_moe_a8_vec(const GgufMoeVecParams* params, GgufError* error)
 
   const cudaStream_t stream = static_cast<cudaStream_t>(params->stream);
   const ActivationView activations = activation_view(params->scratch, tokens, params->cols);
-  code = quantize(product, activations, stream, error);
+  const bool inside = tokens == 1 && quantizes(1, params->rows * params->top_k, params->cols);
+  if (!inside) code = quantize(product, activations, stream, error);
   if (code != GGUF_OK) return code;
   MoeVecArgs args{};
-  args.product = product_args(product, params->out, activations);
+  args.product = product_args(product, inside, params->out, activations);
   args.ids = params->ids;
   args.experts = params->experts;
   args.expert_bytes = args.product.row_bytes * params->rows;

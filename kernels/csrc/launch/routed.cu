@@ -4,12 +4,12 @@
 #include <algorithm>
 
 #include "api.h"
+#include "device/align.cuh"
 #include "device/routed.cuh"
 #include "launch/checks.h"
 #include "launch/format_ops.h"
 #include "launch/grid.cuh"
 #include "launch/mat_mat.h"
-#include "launch/staged.cuh"
 #include "launch/tuning.h"
 
 namespace gguf {
@@ -17,42 +17,11 @@ namespace {
 
 using Long = long long;
 
-#if defined(ROCMBUILD_PLATFORM_CUDA)
-constexpr bool kDirectInterleaved = true;  // the direct kernels of MXFP4 take interleaved activations
-#else
-constexpr bool kDirectInterleaved = false;
-#endif
-
-template <typename T, bool kInterleaved>
-cudaError_t launch_q8_k_as(QuantizeArgs args, int64_t vectors, cudaStream_t stream) {
-  const Extent blocks{ceil_div(args.cols, kQ8KBlock * (kQuantizeThreads / kWave)), vectors};
-  return for_each_grid(blocks, kQuantizeThreads, [&](Extent origin, dim3 grid) {
-    args.first_chunk = origin.x;
-    args.first_vector = origin.y;
-#if defined(ROCMBUILD_PLATFORM_CUDA)
-    launch_early(quantize_activations_q8_k<T, kInterleaved>, grid, kQuantizeThreads, 0, stream, args);
-#else
-    quantize_activations_q8_k<T, kInterleaved><<<grid, kQuantizeThreads, 0, stream>>>(args);
-#endif
-  });
-}
-
-template <bool kInterleaved>
-cudaError_t launch_q8_k(GgufScalar dtype, const QuantizeArgs& args, int64_t vectors, cudaStream_t stream) {
-  switch (dtype) {
-    case GGUF_F16: return launch_q8_k_as<__half, kInterleaved>(args, vectors, stream);
-    case GGUF_BF16: return launch_q8_k_as<__nv_bfloat16, kInterleaved>(args, vectors, stream);
-    default: return launch_q8_k_as<float, kInterleaved>(args, vectors, stream);
-  }
-}
-
 int quantize_as_q8_k(const char* op, bool direct, int dtype, const void* x, int64_t x_stride, ActivationView out,
                      int64_t vectors, int64_t cols, cudaStream_t stream, GgufError* error) {
-  const QuantizeArgs args{x, x_stride, out, cols, 0, 0};
-  const GgufScalar scalar = static_cast<GgufScalar>(dtype);
   return launched(error, op, "activation quantiser",
-                  direct ? launch_q8_k<kDirectInterleaved>(scalar, args, vectors, stream)
-                         : launch_q8_k<false>(scalar, args, vectors, stream));
+                  launch_quantize_q8_k(static_cast<GgufScalar>(dtype), x, x_stride, out, vectors, cols,
+                                       direct && kInterleavedMxfp4, stream));
 }
 
 // One projection's weights as the parameters give them.
@@ -138,8 +107,6 @@ int check_routed(const Routed& p, const Projection* projections, int count, Gguf
 }
 
 // --- tiles: slots sorted by expert, products of many vectors, and what is left to do with them ---
-
-constexpr int64_t kSortedExperts = 8192;  // more cannot be sorted
 
 bool uses_tiles(int variant, int64_t tokens, int64_t top_k, int64_t experts) {
   if (variant == GGUF_ROUTED_AUTO) {
@@ -311,11 +278,11 @@ extern "C" int gguf_moe_gate_up(const GgufMoeGateUpParams* params, GgufError* er
     if (code != GGUF_OK) return code;
     SwiGluArgs args{products[0], products[1], routing, activation, params->out, static_cast<Dtype>(params->out_dtype),
                     params->rows, 0, 0};
-    const Extent blocks{ceil_div(params->rows, kRoutedThreads), routed.slots};
-    return launched(error, op, "activation function", for_each_grid(blocks, kRoutedThreads, [&](Extent origin, dim3 grid) {
+    const Extent blocks{ceil_div(params->rows, kMatVecThreads), routed.slots};
+    return launched(error, op, "activation function", for_each_grid(blocks, kMatVecThreads, [&](Extent origin, dim3 grid) {
                       args.first_group = origin.x;
                       args.first_slot = origin.y;
-                      swiglu_rows<<<grid, kRoutedThreads, 0, stream>>>(args);
+                      swiglu_rows<<<grid, kMatVecThreads, 0, stream>>>(args);
                     }));
   }
   GateUpArgs args{};
@@ -324,7 +291,7 @@ extern "C" int gguf_moe_gate_up(const GgufMoeGateUpParams* params, GgufError* er
   args.routing = routing;
   args.x = x;
   args.activation = activation;
-  args.interleaved = q8_k && kDirectInterleaved;
+  args.interleaved = q8_k && kInterleavedMxfp4;
   args.out = params->out;
   args.dtype = static_cast<Dtype>(params->out_dtype);
   args.rows = params->rows;
@@ -393,17 +360,16 @@ extern "C" int gguf_moe_down(const GgufMoeDownParams* params, GgufError* error) 
     }
     CombineArgs args{products, routing, params->weights, static_cast<Dtype>(params->weights_dtype), params->out,
                      static_cast<Dtype>(params->out_dtype), params->rows, 0, 0};
-    const Extent blocks{ceil_div(params->rows, kRoutedThreads), params->tokens};
-    return launched(error, op, "sum over slots", for_each_grid(blocks, kRoutedThreads, [&](Extent origin, dim3 grid) {
+    const Extent blocks{ceil_div(params->rows, kMatVecThreads), params->tokens};
+    return launched(error, op, "sum over slots", for_each_grid(blocks, kMatVecThreads, [&](Extent origin, dim3 grid) {
                       args.first_group = origin.x;
                       args.first_token = origin.y;
-                      combine_slots<<<grid, kRoutedThreads, 0, stream>>>(args);
+                      combine_slots<<<grid, kMatVecThreads, 0, stream>>>(args);
                     }));
   }
   DownArgs args{};
   args.down = experts_of(params->down, params->down_expert_stride, params->down_row_stride);
   args.routing = routing;
-  args.interleaved = kDirectInterleaved;
   args.weights = params->weights;
   args.weights_dtype = static_cast<Dtype>(params->weights_dtype);
   args.x = x;

@@ -11,27 +11,23 @@ namespace gguf {
 // Whether a format's kernels take interleaved activations.
 template <typename Format>
 constexpr bool takes_interleaved() {
-#if defined(ROCMBUILD_PLATFORM_CUDA)
-  return Format::kType == MXFP4;
-#else
-  return false;
-#endif
+  return kInterleavedMxfp4 && Format::kType == MXFP4;
 }
 
 // On NVIDIA's GPUs a kernel may start while the one that quantises its activations still runs: it waits by itself.
 template <typename Args>
 void launch_routed(void (*kernel)(Args), dim3 grid, cudaStream_t stream, const Args& args) {
 #if defined(ROCMBUILD_PLATFORM_CUDA)
-  launch_early(kernel, grid, kRoutedThreads, 0, stream, args);
+  launch_early(kernel, grid, kMatVecThreads, 0, stream, args);
 #else
-  kernel<<<grid, kRoutedThreads, 0, stream>>>(args);
+  kernel<<<grid, kMatVecThreads, 0, stream>>>(args);
 #endif
 }
 
 template <typename Format>
 cudaError_t launch_moe_gate_up(const GateUpArgs& args, int64_t tokens, cudaStream_t stream) {
-  const Extent blocks{ceil_div(args.rows, kRoutedWaves * kGateUpRows), tokens, args.routing.top_k};
-  return for_each_grid(blocks, kRoutedThreads, [&](Extent origin, dim3 grid) {
+  const Extent blocks{ceil_div(args.rows, kMatVecWaves * kGateUpRows), tokens, args.routing.top_k};
+  return for_each_grid(blocks, kMatVecThreads, [&](Extent origin, dim3 grid) {
     GateUpArgs part = args;
     part.first_group = origin.x;
     part.first_token = origin.y;
@@ -45,8 +41,8 @@ cudaError_t launch_moe_gate_up(const GateUpArgs& args, int64_t tokens, cudaStrea
 
 template <typename Format>
 cudaError_t launch_moe_down(const DownArgs& args, int64_t tokens, cudaStream_t stream) {
-  const Extent blocks{ceil_div(args.rows, kRoutedWaves * kDownRows), tokens};
-  return for_each_grid(blocks, kRoutedThreads, [&](Extent origin, dim3 grid) {
+  const Extent blocks{ceil_div(args.rows, kMatVecWaves * kDownRows), tokens};
+  return for_each_grid(blocks, kMatVecThreads, [&](Extent origin, dim3 grid) {
     DownArgs part = args;
     part.first_group = origin.x;
     part.first_token = origin.y;

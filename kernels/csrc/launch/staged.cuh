@@ -100,7 +100,6 @@ bool plan_staged(const DeviceTraits& device, bool one_group, StagedArgs* args) {
     args->stages = static_cast<uint32_t>(std::min<int64_t>(stages, kMaxStages));
     args->ring_at = static_cast<uint32_t>(fixed);
     args->stage_bytes = static_cast<uint32_t>(stage());
-    if (resident) activations(args->tiles);
     args->activations_at = resident ? 0 : static_cast<uint32_t>(rows(tiles));
     return true;
   }
@@ -170,7 +169,6 @@ cudaError_t launch_moe_vec_staged(const MoeVecArgs& routed, int64_t tokens, cuda
   args.wide_ids = routed.wide_ids;
   args.experts = routed.experts;
   args.expert_bytes = routed.expert_bytes;
-  args.vectors = tokens;
   args.top_k = static_cast<uint32_t>(routed.top_k);
   return launch_staged<Format, 1>(args, tokens * routed.top_k, stream);
 }

@@ -34,10 +34,12 @@ constexpr int64_t kQuantizeInside = 8192;
 constexpr int kGateUpRows = 1;
 constexpr int kDownRows = 2;
 constexpr int64_t kRoutedTileSlots = 3;
+constexpr bool kInterleavedMxfp4 = true;  // the direct kernels of MXFP4 take interleaved activations
 #else
 constexpr int kGateUpRows = 1;
 constexpr int kDownRows = 1;
 constexpr int64_t kRoutedTileSlots = 0;
+constexpr bool kInterleavedMxfp4 = false;
 #endif
 constexpr int64_t kRoutedTileTokens = 5;
 
