@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import shutil
@@ -11,12 +10,15 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import oracle
 import pytest
+import routed_oracle
 import torch
 from cases import FORMATS
-from packages import KERNELS
 from support import require
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -25,47 +27,84 @@ def bench(kernels: ModuleType) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def report(bench: ModuleType) -> dict:
-    given = argparse.Namespace(
-        device="cpu", types=["Q8_0", "q4_0"], shapes=["small"], vectors=[1, 2], replays=1, no_baselines=False
-    )
-    return bench.measure(given)[0]
+def inputs(bench: ModuleType) -> ModuleType:
+    return importlib.import_module("gguf_kernels.bench._inputs")
 
 
-def test_a_report_holds_what_was_asked_for(bench: ModuleType, report: dict) -> None:
+@pytest.fixture(scope="module")
+def baselines(bench: ModuleType) -> ModuleType:
+    return importlib.import_module("gguf_kernels.bench._baselines")
+
+
+@pytest.fixture(scope="module")
+def kept(bench: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of every suite."""
+    path = tmp_path_factory.mktemp("bench") / "report.json"
+    words = ["--device", "cpu", "--types", "Q8_0", "mxfp4", "--seconds", "0", "--json", str(path)]
+    assert bench.main([*words, "--suite"]) == 0
+    return path
+
+
+def test_a_report_holds_what_was_asked_for(bench: ModuleType, kept: Path) -> None:
+    report = json.loads(kept.read_text())
     records = [bench.Record(**each) for each in report["records"]]
+    both = ("Q8_0", "MXFP4")
     assert [(each.op, each.type, each.shape, each.vectors) for each in records] == [
-        *(("ggml_mul_mat_vec_a8", name, "256x1024", n) for name in ("Q8_0", "Q4_0") for n in (1, 2)),
-        *(("ggml_moe_a8_vec", name, "64x512 8e2", n) for name in ("Q8_0", "Q4_0") for n in (1, 2)),
+        *(("ggml_mul_mat_vec_a8", name, "256x1024", n) for name in both for n in (1, 2)),
+        *(("ggml_mul_mat_a8", name, "256x1024", 12) for name in both),
+        ("ggml_moe_a8_vec", "Q8_0", "64x512 8e2", 2),
+        ("ggml_moe_gate_up_a8", "Q8_0", "64x512 8e2", 2),
+        ("ggml_moe_a8", "Q8_0", "64x512 8e2", 12),
+        ("ggml_moe_a8_vec", "MXFP4", "64x512 8e2", 2),
+        ("ggml_moe_gate_up_a8", "MXFP4", "64x512 8e2", 2),
+        ("mxfp4_moe_gate_up", "MXFP4", "64x512 8e2", 2),
+        ("ggml_moe_a8", "MXFP4", "64x512 8e2", 12),
+        ("mxfp4_moe_gate_up", "MXFP4", "64x512 8e2", 12),
+        ("ggml_moe_a8_vec", "Q8_0", "64x256 8e2", 2),
+        ("ggml_moe_a8", "Q8_0", "64x256 8e2", 12),
+        ("ggml_moe_a8_vec", "MXFP4", "64x256 8e2", 2),
+        ("mxfp4_moe_down", "MXFP4", "64x256 8e2", 2),
+        ("ggml_moe_a8", "MXFP4", "64x256 8e2", 12),
+        ("mxfp4_moe_down", "MXFP4", "64x256 8e2", 12),
     ]
     for each in records:
         assert each.us > 0 and 0 <= each.nmse < 1e-9
-        assert set(each.baselines) == ({"read", "matmul"} if "mul_mat" in each.op else {"read"})
-        assert each.read_share == each.baselines["read"] / each.us
+        assert set(each.baselines) == ({"matmul"} if each.vectors > 8 else {"read", "matmul"})
+        assert each.share("matmul") == each.baselines["matmul"] / each.us
     assert records[0].bytes == 256 * 1024 // 32 * 34
     assert records[0].gigabytes_a_second == pytest.approx(records[0].bytes / records[0].us / 1000)
+    assert records[0].operations == 2 * 256 * 1024
+    assert records[8].operations == 2 * 12 * 2 * 64 * 512
+    of_expert = 64 * 512 // 32 * 34
+    assert 6 * of_expert < records[8].bytes <= 8 * of_expert  # those that 12 tokens with two each name
     assert report["device"] == "the CPU" and report["read_by"] == "torch.sum of int64"
+    assert (report["notes"], report["failures"], report["ceilings"]) == ([], [], {})
     lines = bench.render(records).splitlines()
-    assert lines[0].split()[:5] == ["op", "type", "shape", "n", "us"]
+    assert lines[0].split()[:7] == ["op", "type", "shape", "n", "us", "GB/s", "TOPS"]
+    assert lines[0].endswith("of read  x matmul")
     assert len(lines) == 1 + len(records)
 
 
-def test_the_command_reads_and_draws_a_report(bench: ModuleType, report: dict, tmp_path: Path, capsys: object) -> None:
-    kept, drawn = tmp_path / "report.json", tmp_path / "plot.svg"
-    kept.write_text(json.dumps(report))
+def test_the_command_reads_joins_and_draws_reports(
+    bench: ModuleType, kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    joined, drawn = tmp_path / "joined.json", tmp_path / "plot.svg"
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
         require("matplotlib")
-    assert bench.main(["--from", str(kept), "--plot", str(drawn)]) == 0
-    assert "mul_mat_vec_a8  Q8_0  256x1024" in capsys.readouterr().out  # type: ignore[attr-defined]
+    words = ["--from", str(kept), str(kept), "--plot", str(drawn), "--json", str(joined)]
+    assert bench.main(words) == 0
+    assert "mul_mat_vec_a8     Q8_0   256x1024" in capsys.readouterr().out
     assert drawn.read_text().startswith("<?xml")
+    assert json.loads(joined.read_text())["records"] == 2 * json.loads(kept.read_text())["records"]
 
 
 def test_wrong_words_are_named(bench: ModuleType) -> None:
     for arguments, text in {
         ("--types", "Q9"): "bench: --types Q9: not known; wanted: Q4_0",
-        ("--shapes", "7B"): "bench: --shapes 7B: not known; wanted: 8B, 30B-A3B, small",
+        ("--shapes", "7B"): "bench: --shapes 7B: not known; wanted: 8B, 30B-A3B, 256-experts, square, small",
+        ("--suite", "encode"): "bench: --suite encode: not known; wanted: decode, prefill, routed",
         ("--device", "xpu"): "bench: --device xpu: there are no kernels for devices of type 'xpu'",
     }.items():
         with pytest.raises(SystemExit) as caught:
@@ -73,12 +112,120 @@ def test_wrong_words_are_named(bench: ModuleType) -> None:
         assert str(caught.value).startswith(text)
 
 
-def test_a_wrong_result_is_never_timed(bench: ModuleType, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = kernels.ggml_mul_mat_vec_a8
-    monkeypatch.setattr(bench.gguf_kernels, "ggml_mul_mat_vec_a8", lambda *given: 1.02 * right(*given))
-    timer = bench.Bench(torch.device("cpu"), seconds=0.01)
-    with pytest.raises(SystemExit, match=r"ggml_mul_mat_vec_a8 of Q8_0 is wrong: NMSE 4\.0e-04"):
-        list(timer.plain("Q8_0", bench.Shape(rows=8, cols=64), [1]))
+def test_no_row_begins_after_the_budget(bench: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    assert bench.main(["--device", "cpu", "--types", "Q8_0", "--suite", "--budget", "0", "--json", str(path)]) == 0
+    report = json.loads(path.read_text())
+    assert (report["records"], report["notes"]) == ([], ["stopped after 0 s, before all was measured"])
+
+
+@pytest.mark.parametrize(
+    ("suite", "op", "down"),
+    [
+        ("decode", "ggml_mul_mat_vec_a8", False),
+        ("prefill", "ggml_mul_mat_a8", False),
+        ("routed", "ggml_moe_a8_vec", True),
+        ("routed", "ggml_moe_a8", True),
+        ("routed", "ggml_moe_gate_up_a8", False),
+        ("routed", "mxfp4_moe_gate_up", False),
+        ("routed", "mxfp4_moe_down", True),
+    ],
+)
+def test_a_wrong_result_is_not_recorded(
+    bench: ModuleType, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, suite: str, op: str, down: bool
+) -> None:
+    """It is named, and the other rows are measured."""
+    right = getattr(kernels, op)
+    monkeypatch.setattr(kernels, op, lambda *given: 1.02 * right(*given))
+    torch.manual_seed(3)
+    timer = bench.Bench(CPU, seconds=0.0)
+    routed = {"experts": 4, "top_k": 2, "down": down} if suite == "routed" else {}
+    counts = [9] if op in ("ggml_moe_a8", "ggml_mul_mat_a8") else [2]
+    records = list(getattr(timer, suite)("MXFP4", bench.Shape(rows=32, cols=256, **routed), counts))
+    assert op not in {each.op for each in records}
+    assert len(records) == (0 if suite != "routed" else 1 if down else 2)
+    (failure,) = timer.failures
+    assert failure.startswith(f"{op} MXFP4 32x256") and f"{op} of MXFP4 is wrong: NMSE 4.0e-04" in failure
+
+
+class OtherWay:
+    """In the place of llama.cpp's kernels, which need a GPU: torch's products, wrong or failing for some types."""
+
+    def __init__(self, baselines: ModuleType) -> None:
+        self.baselines = baselines
+
+    def has(self, type_name: str, vectors: int) -> bool:
+        return type_name != "Q4_0"
+
+    def plain(self, type_name: str, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        ids = torch.zeros(len(x), 1, dtype=torch.int32)
+        return self.routed(type_name, weight[None], x, ids)
+
+    def routed(self, type_name: str, weight: torch.Tensor, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        if type_name == "Q5_0":
+            raise RuntimeError("no such luck\nat all")
+        result: torch.Tensor = self.baselines.torch_routed(type_name, weight, x, ids)
+        return 1.1 * result if type_name == "Q4_1" else result
+
+    def gate_up(self, type_name: str, weight: torch.Tensor, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.baselines.torch_swiglu(self.routed(type_name, weight, x, ids))
+        return result
+
+
+def test_a_baseline_is_timed_only_where_it_is_right(bench: ModuleType, baselines: ModuleType) -> None:
+    torch.manual_seed(3)
+    timer = bench.Bench(CPU, seconds=0.0)
+    timer.llama = OtherWay(baselines)
+    for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0"):
+        records = list(timer.decode(name, bench.Shape(rows=32, cols=256), [2]))
+        records += timer.routed(name, bench.Shape(rows=32, cols=256, experts=4, top_k=2), [2])
+        assert [each.op for each in records] == ["ggml_mul_mat_vec_a8", "ggml_moe_a8_vec", "ggml_moe_gate_up_a8"]
+        for each in records:
+            assert ("llama.cpp" in each.baselines) == (name == "Q8_0")
+    assert timer.failures == []
+    assert [note.partition(": ")[0] for note in timer.notes] == [
+        f"llama.cpp left out of {row}"
+        for name in ("Q4_1", "Q5_0")
+        for row in (f"ggml_mul_mat_vec_a8 {name} 32x256 n=2", *[f"{name} 32x256 4e2 n=2"] * 2)
+    ]
+    assert timer.notes[-1].endswith(": no such luck")
+
+
+def test_routings_are_random_distinct_and_the_same_again(inputs: ModuleType) -> None:
+    ids, weights = inputs.routing(3, 5, 16, 4, CPU)
+    torch.rand(7)
+    again, _ = inputs.routing(3, 5, 16, 4, CPU)
+    assert ids.dtype == torch.int32 and ids.shape == weights.shape == (3, 5, 4)
+    assert torch.equal(ids, again)
+    assert not torch.equal(ids[0], ids[1])
+    assert all(len(set(each.tolist())) == 4 for each in ids.reshape(-1, 4))
+    assert torch.allclose(weights.sum(-1), torch.ones(3, 5))
+
+
+@pytest.mark.parametrize("tokens", [2, 9])
+@pytest.mark.parametrize("down", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torchs_way_by_expert(
+    inputs: ModuleType, baselines: ModuleType, tokens: int, down: bool, dtype: torch.dtype
+) -> None:
+    """With fewer slots than experts, and with more, of which some have none."""
+    experts, top_k, rows, cols = 6, 2, 16, 64
+    weight = inputs.random_weights("Q8_0", CPU, experts, rows, cols)
+    ids = inputs.routing(1, tokens, experts - 1, top_k, CPU)[0][0]
+    x = torch.randn(tokens * top_k if down else tokens, cols).to(dtype)
+    found = baselines.torch_routed("Q8_0", weight, x, ids)
+    values = oracle.dequantize(weight.numpy(), "Q8_0").astype(float)
+    own = x.double().numpy() if down else np.repeat(x.double().numpy(), top_k, axis=0)
+    wanted = np.stack([values[expert] @ row for expert, row in zip(ids.reshape(-1).tolist(), own, strict=True)])
+    assert found.dtype == dtype
+    assert oracle.nmse(found.double().numpy(), wanted) < (1e-10 if dtype == torch.float32 else 1e-4)
+
+
+def test_activations_are_quantised_as_the_oracle_does(inputs: ModuleType) -> None:
+    x = torch.randn(3, 512) * torch.tensor([[1e-3], [1.0], [300.0]])
+    x[1, :256] = 0
+    assert np.array_equal(inputs.quantised(x).numpy(), routed_oracle.blocks_of_32(x.numpy()))
+    assert np.allclose(inputs.quantised_q8_k(x).numpy(), routed_oracle.q8_k(x.numpy()), rtol=3e-7, atol=0)
 
 
 @pytest.mark.parametrize("type_name", FORMATS)
@@ -94,12 +241,20 @@ def test_random_weights_are_of_ordinary_size(bench: ModuleType, type_name: str) 
 
 
 @pytest.mark.slow
-def test_the_reader_compiles(tmp_path: Path) -> None:
-    if shutil.which("nvcc") is None:
+@pytest.mark.parametrize("source", ["read.cu", "mma.cu", "llama.cu"])
+def test_the_baselines_compile(baselines: ModuleType, tmp_path: Path, source: str) -> None:
+    """All but llama_mmq.cu, which takes minutes. Undefined symbols show when the library is loaded."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
         pytest.skip("needs nvcc, which the machines of the results have")
-    source = KERNELS / "gguf_kernels" / "baselines" / "read.cu"
-    command = ["nvcc", "-std=c++17", "-O3", "-arch=sm_90a", "-Xcompiler", "-fPIC", "-shared", str(source)]
-    subprocess.run([*command, "-o", str(tmp_path / "read.so")], check=True)
+    flags: list[str] = []
+    if source == "llama.cu":
+        pytest.importorskip("freetoken", reason="needs the package freetoken, whose sources it is built from")
+        root = baselines.llama_root()
+        flags = baselines.llama_command(root, baselines.llama_folder(root, tmp_path), "MXFP4")
+    library = tmp_path / "baseline.so"
+    subprocess.run(baselines.nvcc_command(nvcc, "sm_90a", source, flags, library), check=True)
+    subprocess.run([sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(library)!r})"], check=True)
 
 
 @pytest.mark.slow
