@@ -249,8 +249,10 @@ def test_the_baselines_compile(baselines: ModuleType, tmp_path: Path, source: st
         pytest.skip("needs nvcc, which the machines of the results have")
     flags: list[str] = []
     if source == "llama.cu":
-        pytest.importorskip("freetoken", reason="needs the package freetoken, whose sources it is built from")
-        root = baselines.llama_root()
+        try:
+            root = baselines.llama_root()
+        except RuntimeError as err:
+            pytest.skip(str(err))
         flags = baselines.llama_command(root, baselines.llama_folder(root, tmp_path), "MXFP4")
     library = tmp_path / "baseline.so"
     subprocess.run(baselines.nvcc_command(nvcc, "sm_90a", source, flags, library), check=True)

@@ -159,8 +159,6 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                     if shape.cols % block_shape(type_name)[0] or time.monotonic() > bench.deadline:
                         continue
                     torch.manual_seed(7)
-                    if not cpu:
-                        torch.cuda.empty_cache()
                     for record in _guarded(bench, suite, type_name, shape, counts[suite]):
                         report["records"].append(asdict(record))
                         at = time.monotonic() - begin
