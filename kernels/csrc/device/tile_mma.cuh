@@ -4,11 +4,13 @@
 // Neighbouring lanes hold neighbouring rows of weights, which lie side by side in the output: with WMMA tokens are the A
 // operand and weights B, with mma.sync the reverse. A tile type has
 //   Tokens, Rows   fragments: a lane's share of 16 tokens, or rows, of 32 bytes each, which lie `stride` bytes apart in
-//                  shared memory; load_tokens and load_rows fill them. `stride` is 16 modulo 128, so no banks collide
+//                  shared memory; load_tokens and load_rows fill them from the tile's address plus token_place or
+//                  row_place of the lane. `stride` is 16 modulo 128, so no banks collide
 //   multiply       sums[h][i] = kMagic + the sum over k of result i of a lane; with two halves, of k 0 to 15 and 16 to 31.
 //                  Where `all` is not set only the first 8 tokens matter, and the first kResultsOf8Tokens results
 //   kTokens, kRows   how many different tokens and rows a lane's 8 results have; result i has token number
-//                  token_of_result(i) of them, which is token token_of_lane(lane, number) of the 16; rows likewise
+//                  token_of_result(i) of them, which is token token_of_lane(lane, number) of the 16, the same distance
+//                  from number 0 in every lane; rows likewise
 //
 // Layouts. WMMA, wave32, "Matrix element storage in VGPRs" of AMD's RDNA3 and RDNA4 instruction set documents:
 //   gfx11   lane l holds row l % 16 of A, and column l % 16 of B, whole: k 4 i .. 4 i + 3 in VGPR i of 4. Lanes 16 to 31
@@ -107,18 +109,15 @@ struct Gfx11Tile {
   static __host__ __device__ constexpr int row_of_result(int) { return 0; }
   static constexpr int kResultsOf8Tokens = 8;
 
-  static __device__ __forceinline__ Fragment8 load(const int8_t* tile, int stride, int lane) {
-    Fragment8 fragment;
-    load_16_bytes(tile + lane % 16 * stride, fragment.word);
-    load_16_bytes(tile + lane % 16 * stride + 16, fragment.word + 4);
+  static __device__ __forceinline__ int token_place(int lane, int stride) { return lane % 16 * stride; }
+  static __device__ __forceinline__ int row_place(int lane, int stride) { return lane % 16 * stride; }
+  static __device__ __forceinline__ Rows load_rows(const int8_t* own) {
+    Rows fragment;
+    load_16_bytes(own, fragment.word);
+    load_16_bytes(own + 16, fragment.word + 4);
     return fragment;
   }
-  static __device__ __forceinline__ Tokens load_tokens(const int8_t* tile, int stride, int lane) {
-    return load(tile, stride, lane);
-  }
-  static __device__ __forceinline__ Rows load_rows(const int8_t* tile, int stride, int lane) {
-    return load(tile, stride, lane);
-  }
+  static __device__ __forceinline__ Tokens load_tokens(const int8_t* own, int) { return load_rows(own); }
 
   static __device__ __forceinline__ void multiply_half(const uint32_t* a, const uint32_t* b, int (&sums)[8]) {
 #if defined(GGUF_AMD_DEVICE) && defined(__GFX11__)
@@ -160,18 +159,15 @@ struct Gfx12Tile {
   static __host__ __device__ constexpr int row_of_result(int) { return 0; }
   static constexpr int kResultsOf8Tokens = 8;
 
-  static __device__ __forceinline__ Fragment4 load(const int8_t* tile, int stride, int lane) {
-    Fragment4 fragment;
-    load_8_bytes(tile + lane % 16 * stride + lane / 16 * 8, fragment.word);
-    load_8_bytes(tile + lane % 16 * stride + lane / 16 * 8 + 16, fragment.word + 2);
+  static __device__ __forceinline__ int token_place(int lane, int stride) { return lane % 16 * stride + lane / 16 * 8; }
+  static __device__ __forceinline__ int row_place(int lane, int stride) { return token_place(lane, stride); }
+  static __device__ __forceinline__ Rows load_rows(const int8_t* own) {
+    Rows fragment;
+    load_8_bytes(own, fragment.word);
+    load_8_bytes(own + 16, fragment.word + 2);
     return fragment;
   }
-  static __device__ __forceinline__ Tokens load_tokens(const int8_t* tile, int stride, int lane) {
-    return load(tile, stride, lane);
-  }
-  static __device__ __forceinline__ Rows load_rows(const int8_t* tile, int stride, int lane) {
-    return load(tile, stride, lane);
-  }
+  static __device__ __forceinline__ Tokens load_tokens(const int8_t* own, int) { return load_rows(own); }
 
   static __device__ __forceinline__ void multiply_half(const uint32_t* a, const uint32_t* b, int (&sums)[8]) {
 #if defined(GGUF_AMD_DEVICE) && defined(__GFX12__)
@@ -218,9 +214,13 @@ struct NvidiaTile {
   static __host__ __device__ constexpr int row_of_result(int i) { return i / 2 % 2; }
   static constexpr int kResultsOf8Tokens = 4;
 
-  // Of four matrices of 8 x 16 bytes; lane l gives the address of row l % 8 of matrix l / 8.
-  static __device__ __forceinline__ Fragment4 load(const int8_t* own) {
-    Fragment4 fragment{};
+  // Of four matrices of 8 x 16 bytes lane l gives the address of row l % 8 of matrix l / 8.
+  static __device__ __forceinline__ int token_place(int lane, int stride) {
+    return (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 16;
+  }
+  static __device__ __forceinline__ int row_place(int lane, int stride) { return lane % 16 * stride + lane / 16 * 16; }
+  static __device__ __forceinline__ Rows load_rows(const int8_t* own) {
+    Rows fragment{};
 #if defined(GGUF_NVIDIA_DEVICE)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(fragment.word[0]), "=r"(fragment.word[1]), "=r"(fragment.word[2]), "=r"(fragment.word[3])
@@ -231,12 +231,7 @@ struct NvidiaTile {
 #endif
     return fragment;
   }
-  static __device__ __forceinline__ Tokens load_tokens(const int8_t* tile, int stride, int lane) {
-    return load(tile + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 16);
-  }
-  static __device__ __forceinline__ Rows load_rows(const int8_t* tile, int stride, int lane) {
-    return load(tile + lane % 16 * stride + lane / 16 * 16);
-  }
+  static __device__ __forceinline__ Tokens load_tokens(const int8_t* own, int) { return load_rows(own); }
 
   template <int kHalves>
   static __device__ __forceinline__ void multiply(const Tokens& tokens, const Rows& rows, bool all,
@@ -283,13 +278,13 @@ struct DotTile {
   static __host__ __device__ constexpr int row_of_result(int) { return 0; }
   static constexpr int kResultsOf8Tokens = 8;
 
-  static __device__ __forceinline__ Tokens load_tokens(const int8_t* tile, int stride, int lane) {
-    return {tile + lane / 16 * 8 * stride, stride};
-  }
-  static __device__ __forceinline__ Rows load_rows(const int8_t* tile, int stride, int lane) {
-    Fragment8 fragment;
-    load_16_bytes(tile + lane % 16 * stride, fragment.word);
-    load_16_bytes(tile + lane % 16 * stride + 16, fragment.word + 4);
+  static __device__ __forceinline__ int token_place(int lane, int stride) { return lane / 16 * 8 * stride; }
+  static __device__ __forceinline__ int row_place(int lane, int stride) { return lane % 16 * stride; }
+  static __device__ __forceinline__ Tokens load_tokens(const int8_t* own, int stride) { return {own, stride}; }
+  static __device__ __forceinline__ Rows load_rows(const int8_t* own) {
+    Rows fragment;
+    load_16_bytes(own, fragment.word);
+    load_16_bytes(own + 16, fragment.word + 4);
     return fragment;
   }
 
