@@ -88,9 +88,10 @@ def build_package(csrc: Path, *, defines: Sequence[str] = (), flags: Sequence[st
         shutil.copytree(KERNELS, source, ignore=shutil.ignore_patterns("csrc", "__pycache__"))
         shutil.copytree(csrc, source / "csrc")
         copy_project(source, place / "project", excluded=place / "build")
-        config = load_config(
-            place / "project", settings={"platforms": "host", "build-dir": str(place / "build")}, environ={}
-        )
+        settings = {"platforms": "host", "build-dir": str(place / "build")}
+        if mutant and shutil.which("ccache"):  # most of a mutant's files are those of another
+            settings["launcher"] = "ccache"
+        config = load_config(place / "project", settings=settings, environ={})
         (extension,) = config.extensions
         pairs = tuple((name, value) for name, _, value in (define.partition("=") for define in defines))
         extension = dataclasses.replace(
