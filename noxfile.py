@@ -68,10 +68,10 @@ def oldest_torch(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def interpreters(session: nox.Session) -> None:
-    """What needs no torch, on every other interpreter that the machine has."""
+    """What needs neither torch nor a compiler, on every other interpreter that the machine has."""
     session.install("-e", ".[cli,test]")
     session.run(
-        *("python", "-m", "pytest", "-m", "not slow and not needs_torch"),
+        *("python", "-m", "pytest", "-m", "not slow and not needs_torch and not compiles"),
         *("--ignore=tests/kernels", "--ignore=tests/test_host.py", *session.posargs),  # C++ alone
     )
 

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from rocmbuild.toolchain.model import Toolchain
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what a compiler or torch's headers decide, and no interpreter."""
+    for item in items:
+        if {"_toolchain_here", "_torch_sdk_here", "toolchain"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("compiles")
+
+
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of the machine decides a test; user folders stay the real ones unless a test moves them."""
