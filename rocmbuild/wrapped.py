@@ -278,8 +278,8 @@ def _make(job: _Job, wheels: Path) -> Built:
         build_dir / "front",
         job.toolchain,
         others=host_compilers(job.cxx[0], job.environ),
-        common=[f"-ffile-prefix-map={old}={_plain(new)}" for old, new in job.places()],
-        level=("-O1", "-g") if config.debug else ("-O3",),
+        common=[*(f"-ffile-prefix-map={old}={_plain(new)}" for old, new in job.places()), *(["-g"] * config.debug)],
+        level=("-O1",) if config.debug else ("-O3",),
         results=Results(folder=results, places=job.places(), identity=_identity(job)),
     )
     if job.include:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import digest_tree, needs_toolchain, needs_torch_here, needs_torch_sdk, require
@@ -28,9 +29,10 @@ PROJECTS = Path(__file__).parent / "projects"
 PYPROJECT = '[build-system]\nrequires = ["rocmbuild", "torch"]\nbuild-backend = "rocmbuild.build_meta"\n'
 
 
-def build(project: Path, out: Path) -> subprocess.CompletedProcess[str]:
+def build(project: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    words = ["build", str(project), "--targets", "gfx1201", "-o", str(out), "--json", *more]
     return subprocess.run(
-        [sys.executable, "-m", "rocmbuild", "build", str(project), "--targets", "gfx1201", "-o", str(out), "--json"],
+        [sys.executable, "-m", "rocmbuild", *words],
         env={**os.environ, "MAX_JOBS": "2"},
         capture_output=True,
         text=True,
@@ -150,7 +152,7 @@ def test_metadata_and_sdist_compile_nothing(tmp_path: Path, monkeypatch: pytest.
     assert not list((tmp_path / "project").rglob("*.hip"))
 
 
-def _held(wheel: Path, *, kernels: str, units: int, targets: tuple[str, ...] = ("gfx1201",)) -> dict[str, object]:
+def _held(wheel: Path, *, kernels: str, units: int, targets: tuple[str, ...] = ("gfx1201",)) -> dict[str, Any]:
     """The wheel's evidence, held to what was asked for."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [member for member in archive.namelist() if member.endswith(".dist-info/rocmbuild.json")]
@@ -462,3 +464,15 @@ def test_an_unchanged_setup_py_becomes_a_wheel(tmp_path: Path) -> None:
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert Path(result["wheel"]).name == f"wrapped_stream-1.0-{tag}-{tag}-linux_x86_64.whl"
     _held(Path(result["wheel"]), kernels="scale_kernel", units=2)
+
+    done = build(project, tmp_path / "debug", "-C", "debug=true")
+    assert done.returncode == 0, done.stderr
+    evidence = _held(Path(json.loads(done.stdout)["wheel"]), kernels="scale_kernel", units=2)
+    for command in evidence["commands"]:
+        if "-c" in command["argv"]:
+            assert "-g" in command["argv"]
+            hip = "--offload-arch=gfx1201" in command["argv"]
+            assert ("-O1" in command["argv"]) == hip, "the project names a level for C++ alone"
+    with zipfile.ZipFile(json.loads(done.stdout)["wheel"]) as wheel:
+        (library,) = (name for name in wheel.namelist() if name.endswith(".so"))
+        assert b".debug_info" in wheel.read(library)
