@@ -67,6 +67,7 @@ static __global__ void __launch_bounds__(kDequantizeThreads) dequantize_tiles(De
 #pragma unroll
       for (int i = 0; i < 8; ++i) result.value[i] = Scalar<T>::put(value_of<Format::kOffset>(w, 8 * group + i));
       out[part * (kPartElements / 8) + group] = result;
+      keep_order();  // as many registers as 16 waves a SIMD allow
     }
   }
 }

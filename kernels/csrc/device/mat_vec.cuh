@@ -32,14 +32,28 @@ struct MatVecArgs {
   int64_t raw_stride;    // elements from one vector to the next
 };
 
-static __device__ __forceinline__ void store_result(void* out, Dtype dtype, int64_t at, float value) {
+// Element first + at of `out`; `first` is the same in all lanes.
+static __device__ __forceinline__ void store_result(void* out, Dtype dtype, int64_t first, int64_t at, float value) {
   if (dtype == Dtype::f32) {
-    static_cast<float*>(out)[at] = value;
-  } else if (dtype == Dtype::f16) {
-    static_cast<__half*>(out)[at] = Scalar<__half>::put(value);
+    (static_cast<float*>(out) + first)[at] = value;
   } else {
-    static_cast<__nv_bfloat16*>(out)[at] = Scalar<__nv_bfloat16>::put(value);
+    const __half half = Scalar<__half>::put(value);
+    const __nv_bfloat16 bfloat = Scalar<__nv_bfloat16>::put(value);
+    uint16_t bits[2];
+    memcpy(&bits[0], &half, 2);
+    memcpy(&bits[1], &bfloat, 2);
+    (static_cast<uint16_t*>(out) + first)[at] = dtype == Dtype::f16 ? bits[0] : bits[1];
   }
+}
+static __device__ __forceinline__ void store_result(void* out, Dtype dtype, int64_t at, float value) {
+  store_result(out, dtype, 0, at, value);
+}
+
+// Tiles of a row. That the columns fit 32 bits AMD's compiler is not to see here: knowing that no offset within a row
+// has a carry, it would step a pointer of 64 bits for each load.
+template <typename Format>
+static __device__ __forceinline__ uint32_t tiles_of(int64_t cols) {
+  return static_cast<uint32_t>(static_cast<uint64_t>(cols) / Format::kTileElements);
 }
 
 // Rows first_row .. first_row + kRows - 1 of one matrix with `count` adjacent vectors, 1 to kVectors; out_vector is the
@@ -49,27 +63,31 @@ static __device__ __forceinline__ void mat_vec_rows_of_wave(const MatVecArgs& ar
                                                             int64_t first_row, int64_t x_vector, int64_t out_vector,
                                                             int count) {
   constexpr uint32_t kTileBlocks = Format::kTileElements / kActivationBlock;
-  static_assert(kRows * kVectors <= kWave, "one lane stores one result");
   const uint32_t lane = threadIdx.x % kWave;
-  const uint32_t tiles = static_cast<uint32_t>(args.cols / Format::kTileElements);
+  // These fit 32 bits, which saves scalar instructions: there are less than 2^31 columns, of little more than a byte.
+  const uint32_t cols = static_cast<uint32_t>(args.cols);
+  const uint32_t row_bytes = static_cast<uint32_t>(args.row_bytes);
+  const uint32_t stride = static_cast<uint32_t>(scale_stride(cols));
+  const uint32_t tiles = tiles_of<Format>(args.cols);
+  const int rows = args.rows - first_row < kRows ? static_cast<int>(args.rows - first_row) : kRows;
 
+  // Past the end it is the last row, and the last vector, again; those results are not stored.
   const uint8_t* row[kRows];
+  row[0] = weight + first_row * row_bytes;
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const int64_t last = args.rows - 1;  // past the end it is the last row again, whose result is not stored
-    row[r] = weight + (first_row + r < last ? first_row + r : last) * args.row_bytes;
-  }
+  for (int r = 1; r < kRows; ++r) row[r] = one_address(row[r - 1] + (r < rows ? row_bytes : 0));
   const int8_t* q[kVectors];
   const ActivationScale* scale[kVectors];
+  q[0] = args.x.q + x_vector * cols;
+  scale[0] = args.x.scale + x_vector * stride;
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int64_t own = x_vector + (v < count ? v : count - 1);  // past the last it is the last again, not stored
-    q[v] = args.x.q + own * args.cols;
-    scale[v] = args.x.scale + own * scale_stride(args.cols);
+  for (int v = 1; v < kVectors; ++v) {
+    q[v] = one_address(q[v - 1] + (v < count ? cols : 0));
+    scale[v] = one_address(scale[v - 1] + (v < count ? stride : 0));
   }
 
   const uint32_t* table = table_of<Format>();
-  float sum[kRows][kVectors] = {};
+  float sum[kVectors * kRows] = {};  // v * kRows + r
   const auto step = [&](uint32_t tile) {
     typename Format::Tile raw[kRows];
 #pragma unroll
@@ -83,7 +101,7 @@ static __device__ __forceinline__ void mat_vec_rows_of_wave(const MatVecArgs& ar
       for (int v = 0; v < kVectors; ++v) {
         const Activations x = load_activations(q[v], scale[v], tile * kTileBlocks + part);
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) sum[r][v] += dot<Format::kOffset>(weights[r], x);
+        for (int r = 0; r < kRows; ++r) sum[v * kRows + r] += dot<Format::kOffset>(weights[r], x);
         if (kVectors > 2 && v % 4 == 3) keep_order();
       }
       if (kVectors > 1 && kTileBlocks > 1) keep_order();
@@ -94,19 +112,11 @@ static __device__ __forceinline__ void mat_vec_rows_of_wave(const MatVecArgs& ar
   for (; base + kWave <= tiles; base += kWave) step(base + lane);
   if (base + lane < tiles) step(base + lane);
 
-  // Lane v * kRows + r keeps and stores the result of vector v and row r.
-  float result = 0.0f;
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const float total = wave_sum(sum[r][v]);
-      if (lane == static_cast<uint32_t>(v * kRows + r)) result = total;
-    }
-  }
-  const int64_t own_row = first_row + lane % kRows;
-  if (lane < kRows * static_cast<uint32_t>(count) && own_row < args.rows) {
-    store_result(args.out, args.dtype, (out_vector + lane / kRows) * args.rows + own_row, result);
+  const float result = wave_sums(sum);  // lane v * kRows + r has that of vector v and row r
+  const uint32_t own_row = lane % kRows;
+  if (lane < kRows * static_cast<uint32_t>(count) && own_row < static_cast<uint32_t>(rows)) {
+    const int64_t first = out_vector * args.rows + first_row;
+    store_result(args.out, args.dtype, first, lane / kRows * args.rows + own_row, result);
   }
 }
 
@@ -116,15 +126,16 @@ static __device__ __forceinline__ int64_t first_row_of_wave(int64_t first_group)
   return ((first_group + blockIdx.x) * kMatVecWaves + wave) * kRows;
 }
 
-// Grid: x over groups of kMatVecWaves * kRows rows, y over groups of kVectors vectors, the last of which may have fewer.
+// Grid: x over groups of kMatVecWaves * kRows rows, y over groups of kMaxVectors vectors, the last of which may have
+// fewer; where kVectors is less than that there is one group.
 template <typename Format, int kVectors, int kRows>
 static __global__ void __launch_bounds__(kMatVecThreads) GGUF_REGISTERS(96) mul_mat_vec(MatVecArgs args) {
   const int64_t first_row = first_row_of_wave<kRows>(args.first_group);
   if (first_row >= args.rows) return;
-  const int64_t vector = args.first_vector + static_cast<int64_t>(blockIdx.y) * kVectors;
-  const int64_t left = args.vectors - vector;
-  mat_vec_rows_of_wave<Format, kVectors, kRows>(args, args.weight, first_row, vector, vector,
-                                                static_cast<int>(left < kVectors ? left : kVectors));
+  const int64_t vector = kVectors < kMaxVectors ? 0 : args.first_vector + static_cast<int64_t>(blockIdx.y) * kVectors;
+  int count = kVectors;
+  if (kVectors > 1 && args.vectors - vector < kVectors) count = static_cast<int>(args.vectors - vector);
+  mat_vec_rows_of_wave<Format, kVectors, kRows>(args, args.weight, first_row, vector, vector, count);
 }
 
 struct MoeVecArgs {

@@ -37,6 +37,19 @@ static __device__ __forceinline__ int wave_uniform(int value) {
 #endif
 }
 
+// The same address, which all lanes share. How it comes about is hidden from AMD's compiler, which would add it up anew
+// for each load, in vector registers.
+template <typename T>
+static __device__ __forceinline__ const T* one_address(const T* address) {
+#if defined(GGUF_AMD_DEVICE)
+  uint64_t bits = reinterpret_cast<uint64_t>(address);
+  asm("" : "+s"(bits));
+  return (const T*)reinterpret_cast<const __attribute__((address_space(1))) T*>(bits);
+#else
+  return address;
+#endif
+}
+
 // At most so many vector registers; NVIDIA's compiler is not told. 96 are 16 waves on each SIMD where a lane has 1,536
 // (gfx1100, gfx1101, gfx1151, gfx12), and 10 on the other GPUs of gfx11, which have 1,024.
 #if defined(__HIP__)
@@ -78,6 +91,30 @@ static __device__ __forceinline__ float wave_xor(float value) {
   bits = wave_xor<Mask>(bits);
   memcpy(&value, &bits, 4);
   return value;
+}
+
+// The sum over the wave of value i, in every lane whose number modulo N, a power of two, is i. The bits are those of
+// wave_sum: each step adds the same lanes, and the first steps halve the number of values as well.
+template <int N, int Mask = 1>
+static __device__ __forceinline__ float wave_sums(const float (&value)[N]) {
+  static_assert(N >= 1 && N <= kWave && (N & (N - 1)) == 0, "each value in a lane of its own");
+  if constexpr (Mask < kWave) {
+    float rest[N > 1 ? N / 2 : 1];
+    if constexpr (N > 1) {
+      const bool odd = (threadIdx.x & Mask) != 0;
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) {
+        const float own = odd ? value[2 * i + 1] : value[2 * i];
+        const float other = odd ? value[2 * i] : value[2 * i + 1];
+        rest[i] = own + wave_xor<Mask>(other);
+      }
+    } else {
+      rest[0] = value[0] + wave_xor<Mask>(value[0]);
+    }
+    return wave_sums<(N > 1 ? N / 2 : 1), 2 * Mask>(rest);
+  } else {
+    return value[0];
+  }
 }
 
 // Sum over the wave, the same bits in every lane.

@@ -162,8 +162,10 @@ static __device__ __forceinline__ void add_mxfp4_products(const uint8_t* const (
 template <int kRows>
 static __device__ __forceinline__ void store_rows(void* out, Dtype dtype, int64_t out_row, int64_t rows,
                                                   int64_t first_row, float result) {
-  const int64_t row = first_row + threadIdx.x % kWave;
-  if (threadIdx.x % kWave < kRows && row < rows) store_result(out, dtype, out_row * rows + row, result);
+  const uint32_t lane = threadIdx.x % kWave;
+  if (lane < kRows && (lane == 0 || first_row + lane < rows)) {
+    store_result(out, dtype, out_row * rows + first_row, lane, result);
+  }
 }
 
 struct GateUpArgs {
@@ -198,13 +200,15 @@ static __global__ void GGUF_ROUTED_BOUNDS moe_gate_up(GateUpArgs args) {
     const uint8_t* row[2 * kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const int64_t own = first_row + r < args.rows ? first_row + r : args.rows - 1;  // the last again, not stored
+      // Past the end it is the last again, not stored.
+      const int64_t own = r == 0 || first_row + r < args.rows ? first_row + r : args.rows - 1;
       row[r] = gate + own * args.gate.row_stride;
       row[kRows + r] = up + own * args.up.row_stride;
     }
-    const int8_t* q = args.x.q + token * args.cols;
-    const ActivationScale* scale = args.x.scale + token * scale_stride(args.cols);
-    const uint32_t tiles = static_cast<uint32_t>(args.cols / Format::kTileElements);
+    const uint32_t cols = static_cast<uint32_t>(args.cols);
+    const int8_t* q = args.x.q + token * cols;
+    const ActivationScale* scale = args.x.scale + token * static_cast<uint32_t>(scale_stride(cols));
+    const uint32_t tiles = tiles_of<Format>(args.cols);
     float sum[2 * kRows] = {};
     if constexpr (kInterleaved) {
       const int8_t* own_q[2 * kRows];
@@ -215,15 +219,8 @@ static __global__ void GGUF_ROUTED_BOUNDS moe_gate_up(GateUpArgs args) {
     } else {
       add_lane_products<Format>(row, q, scale, tiles, table_of<Format>(), sum);
     }
-    float own_gate = 0.0f;
-    float own_up = 0.0f;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const float whole_gate = wave_sum(sum[r]);
-      const float whole_up = wave_sum(sum[kRows + r]);
-      if (threadIdx.x % kWave == r) own_gate = whole_gate, own_up = whole_up;
-    }
-    result = args.activation(own_gate, own_up);
+    const float gate_or_up = wave_sums(sum);  // lane r has gate's row r, lane kRows + r up's
+    result = args.activation(gate_or_up, wave_xor<kRows>(gate_or_up));
   }
   store_rows<kRows>(args.out, args.dtype, z, args.rows, first_row, result);
 }

@@ -39,13 +39,13 @@ static __device__ __forceinline__ uint32_t spread_bits(uint32_t bits, int from, 
 // bytes 0 to 3 and 4 to 7.
 static __device__ __forceinline__ void scales_and_minima(const uint32_t* head, uint32_t pair, uint32_t* scales,
                                                          uint32_t* minima) {
+  // Masks and no condition, which lanes would differ in: AMD's compiler makes branches of it, and each wave takes both.
   const uint32_t shift = 16 * (pair & 1);
-  const uint32_t a = head[1] >> shift;
-  const uint32_t b = head[2] >> shift;
-  const uint32_t c = head[3] >> shift;
-  const bool upper = pair >= 2;
-  *scales = upper ? (c & 0x0f0fu) | ((a >> 2) & 0x3030u) : a & 0x3f3fu;
-  *minima = upper ? ((c >> 4) & 0x0f0fu) | ((b >> 2) & 0x3030u) : b & 0x3f3fu;
+  const uint32_t own = shift + (pair & 2);     // in the first eight bytes, of which the upper pairs want the top bits
+  const uint32_t low = (pair >> 1) * 0x0f0fu;  // what the upper pairs take from the last four bytes
+  const uint32_t rest = low ^ 0x3f3fu;
+  *scales = (head[1] >> own & rest) | (head[3] >> shift & low);
+  *minima = (head[2] >> own & rest) | (head[3] >> (shift + 4) & low);
 }
 
 // Words 2 * index and 2 * index + 1 of a table that is 8-byte aligned.

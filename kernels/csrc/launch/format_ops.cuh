@@ -45,7 +45,7 @@ cudaError_t launch_dequantize(const GgufDequantizeParams& params) {
   }
 }
 
-// `groups` groups of kVectors vectors, from args.first_vector on.
+// `groups` groups of kVectors vectors, from the first on; one where kVectors is less than kMaxVectors.
 template <typename Format, int kVectors>
 cudaError_t launch_mul_mat_vec_groups(const MatVecArgs& args, int64_t groups, cudaStream_t stream) {
   constexpr int kRows = mat_vec_rows<Format>(kVectors);
@@ -53,7 +53,7 @@ cudaError_t launch_mul_mat_vec_groups(const MatVecArgs& args, int64_t groups, cu
   return for_each_grid(blocks, kMatVecThreads, [&](Extent origin, dim3 grid) {
     MatVecArgs part = args;
     part.first_group = origin.x;
-    part.first_vector = args.first_vector + origin.y * kVectors;
+    part.first_vector = origin.y * kVectors;
     mul_mat_vec<Format, kVectors, kRows><<<grid, kMatVecThreads, 0, stream>>>(part);
   });
 }
@@ -68,7 +68,11 @@ cudaError_t launch_mul_mat_vec(const MatVecArgs& args, int64_t vectors, cudaStre
   const cudaError_t status = launch_mul_mat_vec_groups<Format, kMaxVectors>(args, vectors / kMaxVectors, stream);
   if (status != cudaSuccess) return status;
   MatVecArgs rest = args;
-  rest.first_vector = vectors / kMaxVectors * kMaxVectors;
+  const int64_t done = vectors / kMaxVectors * kMaxVectors;
+  rest.x.q += done * args.cols;
+  rest.x.scale += done * scale_stride(args.cols);
+  rest.out = static_cast<char*>(args.out) + done * args.rows * (args.dtype == Dtype::f32 ? 4 : 2);
+  rest.vectors = vectors - done;
   switch (vectors % kMaxVectors) {
     case 0: return cudaSuccess;
     case 1: return launch_mul_mat_vec_groups<Format, 1>(rest, 1, stream);
