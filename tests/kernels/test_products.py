@@ -406,13 +406,15 @@ def test_many_slots(kernels: ModuleType, tokens: int, top_k: int) -> None:
 
 @by_format
 def test_a_vectors_result_does_not_depend_on_its_company(kernels: ModuleType, type_name: str) -> None:
-    """One vector alone, among 8, and routed: the additions run in one order, so the bits are the same."""
+    """One vector alone and among 8, plain and routed: the additions run in one order, so the bits are the same."""
     rng = rng_of(type_name)
     cols = fit(type_name, 1056)
     weight = torch.from_numpy(oracle.random_blocks(rng, type_name, 5, cols))
     x, _ = activations(rng, 8, cols, "float32")
-    together = kernels.ggml_mul_mat_vec_a8(weight, x, type_name, 5)
     ids = torch.zeros(8, 1, dtype=torch.int32)
-    assert torch.equal(together, kernels.ggml_moe_a8_vec(x, weight[None], ids, 1, type_name, 5, 8))
+    together = kernels.ggml_mul_mat_vec_a8(weight, x, type_name, 5)
+    routed = kernels.ggml_moe_a8_vec(x, weight[None], ids, 1, type_name, 5, 8)
     for i in range(8):
-        assert torch.equal(together[i : i + 1], kernels.ggml_mul_mat_vec_a8(weight, x[i : i + 1], type_name, 5))
+        own = x[i : i + 1]
+        assert torch.equal(together[i : i + 1], kernels.ggml_mul_mat_vec_a8(weight, own, type_name, 5))
+        assert torch.equal(routed[i : i + 1], kernels.ggml_moe_a8_vec(own, weight[None], ids[:1], 1, type_name, 5, 1))

@@ -92,8 +92,6 @@ struct MatMatMemory {
   // Chunks that are under way or not yet unpacked while a step is multiplied.
   static constexpr int kRawBuffers = kChunkSteps == 1 ? Shape::kAhead : Shape::kAhead / 2 + 1;
   static_assert(kRawPieces <= 16 && kChunkSteps <= 2, "see copy_chunk and kRawBuffers");
-  // What a row's address is a multiple of where the weights begin at a multiple of 16.
-  static constexpr int kRowAlignment = Format::kBlockBytes % 16 == 0 ? 16 : (Format::kBlockBytes & -Format::kBlockBytes);
 
   // What a step is decoded to.
   static constexpr int kCodeBytes = Shape::kRows * kCodeStride;
@@ -693,7 +691,7 @@ static __global__ void GGUF_MAT_MAT_BOUNDS(Shape) mat_mat(MatMatArgs args) {
   const int64_t rows_left = args.rows - first_row;
   const int rows = static_cast<int>(rows_left < Shape::kRows ? rows_left : Shape::kRows);
   const int parts = static_cast<int>(args.cols / kPartElements);
-  const bool direct = reinterpret_cast<uintptr_t>(args.weight) % Memory::kRowAlignment == 0;
+  const bool direct = reinterpret_cast<uintptr_t>(args.weight) % kRowAlignment<Format> == 0;
   const uintptr_t lowest = reinterpret_cast<uintptr_t>(weight) / 16 * 16;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(weight) + Shape::kRows * args.row_bytes + 15) / 16 * 16;
   const bool inside = lowest >= reinterpret_cast<uintptr_t>(args.weight) &&

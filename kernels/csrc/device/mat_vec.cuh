@@ -151,6 +151,7 @@ struct MoeVecArgs {
 // Grid: x as above, y over tokens, z over the slots of a token.
 template <typename Format, int kRows>
 static __global__ void __launch_bounds__(kMatVecThreads) GGUF_REGISTERS(96) moe_vec(MoeVecArgs args) {
+  wait_for_earlier_kernels();
   const MatVecArgs& product = args.product;
   const int64_t first_row = first_row_of_wave<kRows>(product.first_group);
   if (first_row >= product.rows) return;

@@ -47,6 +47,11 @@ static __device__ __forceinline__ float dot(const Weights<Scales, Minima>& w, co
   return value * x.d;
 }
 
+// What the addresses of rows are multiples of where the weights begin at such a multiple, 16 at most: blocks of 2^n bytes
+// times an odd number begin at multiples of 2^n.
+template <typename Format>
+constexpr int kRowAlignment = Format::kBlockBytes % 16 == 0 ? 16 : (Format::kBlockBytes & -Format::kBlockBytes);
+
 // A format's lookup table in device memory, or null.
 template <typename Format>
 static __device__ __forceinline__ const uint32_t* table_of() {

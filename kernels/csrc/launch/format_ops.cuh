@@ -86,18 +86,20 @@ cudaError_t launch_mul_mat_vec(const MatVecArgs& args, int64_t vectors, cudaStre
 template <typename Format>
 cudaError_t launch_moe_vec(const MoeVecArgs& args, int64_t tokens, cudaStream_t stream) {
 #if defined(ROCMBUILD_PLATFORM_CUDA)
-  const cudaError_t staged = launch_moe_vec_staged<Format>(args, tokens, stream);
-  if (staged != cudaErrorNotSupported) return staged;
-  if (reinterpret_cast<uintptr_t>(args.product.weight) % 16 != 0) return cudaErrorMisalignedAddress;
+  // Experts that few vectors go to are little work each, which the many waves of the direct kernel share better; but it
+  // takes no weights off their alignment.
+  if (reinterpret_cast<uintptr_t>(args.product.weight) % kRowAlignment<Format> != 0) {
+    return launch_moe_vec_staged<Format>(args, tokens, stream);
+  }
 #endif
-  constexpr int kRows = mat_vec_rows<Format>(1);
+  constexpr int kRows = moe_vec_rows<Format>();
   const Extent blocks{ceil_div(args.product.rows, kMatVecWaves * kRows), tokens, args.top_k};
   return for_each_grid(blocks, kMatVecThreads, [&](Extent origin, dim3 grid) {
     MoeVecArgs part = args;
     part.product.first_group = origin.x;
     part.product.first_vector = origin.y;
     part.first_slot = origin.z;
-    moe_vec<Format, kRows><<<grid, kMatVecThreads, 0, stream>>>(part);
+    launch_routed(moe_vec<Format, kRows>, grid, stream, part);
   });
 }
 

@@ -267,11 +267,10 @@ extern "C" int gguf_moe_a8_vec(const GgufMoeVecParams* params, GgufError* error)
 
   const cudaStream_t stream = static_cast<cudaStream_t>(params->stream);
   const ActivationView activations = activation_view(params->scratch, tokens, params->cols);
-  const bool inside = tokens == 1 && quantizes(1, params->rows * params->top_k, params->cols);
-  if (!inside) code = quantize(product, activations, stream, error);
+  code = quantize(product, activations, stream, error);
   if (code != GGUF_OK) return code;
   MoeVecArgs args{};
-  args.product = product_args(product, inside, params->out, activations);
+  args.product = product_args(product, false, params->out, activations);
   args.ids = params->ids;
   args.experts = params->experts;
   args.expert_bytes = args.product.row_bytes * params->rows;

@@ -17,6 +17,15 @@ constexpr int mat_vec_rows(int vectors) {
   return vectors <= (small ? 4 : large ? 1 : 2) ? 2 : 1;
 }
 
+// The same of routed products. On an H200 formats with small tiles gain by four, which share their activations.
+template <typename Format>
+constexpr int moe_vec_rows() {
+#if defined(ROCMBUILD_PLATFORM_CUDA)
+  if (Format::kTileElements == 32) return 4;
+#endif
+  return mat_vec_rows<Format>(1);
+}
+
 // Of the staged kernel (device/mat_vec_staged.cuh).
 constexpr uint32_t kStageBytes = 56 << 10;       // a stage holds whole rows up to here, else a part of each
 constexpr uint32_t kSmallStageBytes = 21 << 10;  // the same where activations leave no room for such stages
