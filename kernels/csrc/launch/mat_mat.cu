@@ -75,7 +75,9 @@ static __global__ void __launch_bounds__(kPackThreads) pack_q8_0(PackArgs args) 
   const int64_t vector = block / blocks;
   if (within == 0) {
     const __half d = __float2half_rn(args.x.scale[vector * scale_stride(args.cols) + block % blocks].d);
-    memcpy(&args.out[at], &d, 2);
+    uint16_t bits;  // nvcc 13.0 stores a half that is copied to memory byte by byte, and the low one wrong
+    memcpy(&bits, &d, 2);
+    args.out[at] = bits;
   } else {
     args.out[at] = pair_of(args.x.q, block * 32 + 2 * (within - 1));
   }
