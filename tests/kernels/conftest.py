@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 from native import NativeLibrary
-from on_device import DEVICE_VARIABLE, OnDevice
+from on_device import DEVICE_VARIABLE, DeviceLibrary, OnDevice
 from packages import PACKAGE_VARIABLE, build_package, csrc_folder
 
 
@@ -48,4 +48,16 @@ def library(package: Path) -> Path:
 @pytest.fixture(scope="session")
 def bare(kernels: ModuleType, library: Path) -> NativeLibrary:
     """The launch functions themselves. `kernels` loads torch, whose symbols the library wants."""
-    return NativeLibrary(library)
+    device = os.environ.get(DEVICE_VARIABLE, "cpu")
+    if device == "cpu":
+        return NativeLibrary(library)
+    import torch
+
+    return DeviceLibrary(library.with_name(f"gguf_{'rocm' if torch.version.hip else 'cuda'}.so"), device)
+
+
+@pytest.fixture
+def _host_only() -> None:
+    """For tests whose buffers end at pages of the host, or that trace the operators and would trace OnDevice."""
+    if os.environ.get(DEVICE_VARIABLE, "cpu") != "cpu":
+        pytest.skip("for the host's memory or tracing; other tests cover the device's")

@@ -97,6 +97,10 @@ class NativeLibrary:
         self._dll.gguf_activation_bytes.restype = I64
         self._dll.gguf_activation_bytes.argtypes = (I64, I64)
 
+    def place(self, array: np.ndarray, *, result: bool = False) -> int:
+        """The address at which the next call finds an array, or leaves its result."""
+        return int(array.ctypes.data)
+
     def call(self, name: str, params: ctypes.Structure) -> None:
         """Run a launch function; NativeError for every code but 0."""
         error = _Error()

@@ -176,6 +176,7 @@ def test_x_of_any_strides(kernels: ModuleType) -> None:
         )
 
 
+@pytest.mark.usefixtures("_host_only")
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("rows", "cols", "vectors"), [(1, 32, 1), (63, 96, 17), (129, 160, 3), (5, 1056, 33)])
 @pytest.mark.parametrize("type_name", [name for name in ("Q8_0", "Q6_K", "MXFP4") if name in FORMATS])
@@ -296,6 +297,7 @@ def test_blocks_that_no_expert_or_a_wrong_one_has(bare: NativeLibrary, kernel: s
             assert (found[slot] == 0).all(), slot
 
 
+@pytest.mark.usefixtures("_host_only")
 def test_padded_counts_past_the_lists_are_held_to_them(bare: NativeLibrary) -> None:
     rng = rng_of()
     weight = oracle.random_blocks(rng, "Q8_0", 1, 4, 32)
@@ -378,6 +380,7 @@ def test_nothing_in_nothing_out(kernels: ModuleType) -> None:
 # --- graphs, wrong input ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("_host_only")
 def test_a_routed_product_is_traced_whole(kernels: ModuleType) -> None:
     rng = rng_of()
     weight = torch.from_numpy(oracle.random_blocks(rng, "Q8_0", 4, 10, 64))
