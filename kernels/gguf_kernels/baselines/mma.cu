@@ -17,7 +17,9 @@ __device__ __forceinline__ void multiply(int (&d)[4], const uint32_t (&a)[4], ui
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 
-// Scaled: whole numbers of 32 values become float, and are added times the scales of their row and their column.
+// Scaled: whole numbers of 32 values become float, and are added times the scales of their row and their column, in two
+// instructions each: sums start at the bits of 1.5 * 2^23, so that they are floats already, from which one fused product
+// takes that off and multiplies with the row's scale.
 template <bool kScaled>
 __global__ void __launch_bounds__(kThreads) loop(int count, uint32_t seed, float scale, float* sink) {
   const uint32_t a[4] = {seed + threadIdx.x, seed * 3, seed * 5 + threadIdx.x, seed * 7};
@@ -37,11 +39,14 @@ __global__ void __launch_bounds__(kThreads) loop(int count, uint32_t seed, float
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       if constexpr (kScaled) {
-        const int none[4] = {};
+        const int magic[4] = {0x4b400000, 0x4b400000, 0x4b400000, 0x4b400000};
         int c[4];
-        multiply(c, a, seed + tile, seed ^ tile, none);
+        multiply(c, a, seed + tile, seed ^ tile, magic);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) sums[tile][j] += rows[j / 2] * columns[tile][j % 2] * static_cast<float>(c[j]);
+        for (int j = 0; j < 4; ++j) {
+          const float row = rows[j / 2];
+          sums[tile][j] = fmaf(fmaf(__int_as_float(c[j]), row, -12582912.0f * row), columns[tile][j % 2], sums[tile][j]);
+        }
       } else {
         multiply(whole[tile], a, seed + tile, seed ^ tile, whole[tile]);
       }
