@@ -30,7 +30,7 @@ import pytest  # noqa: E402
 from on_device import DEVICE_VARIABLE, OnDevice  # noqa: E402
 from packages import PACKAGE_VARIABLE  # noqa: E402
 
-TESTS = ("test_products.py", "test_graph.py", "test_routed.py", "test_mat_mat.py")
+TESTS = ("test_products.py", "test_graph.py", "test_routed.py", "test_mat_mat.py", "test_full_size.py")
 """Those of results: what they call through the fixture `kernels` runs on the GPU."""
 
 
