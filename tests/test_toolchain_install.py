@@ -41,7 +41,7 @@ def toolchain() -> Toolchain:
 
 @pytest.fixture(scope="module")
 def runtime() -> Runtime:
-    return find_runtime() or require("a HIP runtime (rocmbuild.toolchain.runtime.install_runtime)")
+    return find_runtime() or require("AMD's HIP runtime (rocmbuild toolchain install runtime)")
 
 
 @pytest.fixture
