@@ -12,15 +12,17 @@
 
 namespace gguf {
 
-// Measured on an H200: a large rectangle decodes weights the least often, but wants to be full, and many.
+// Measured on an H200: a larger rectangle decodes weights less often, but wants to be full, and there have to be enough of
+// them: a multiprocessor works on two at a time.
 MatMatKernel choose_mat_mat(int64_t slots, int64_t experts, int64_t rows) {
-  constexpr int64_t kMany = 100;
+  constexpr int64_t kManyLarge = 200;
+  constexpr int64_t kManyMedium = 80;
   const int64_t mean = slots / std::max<int64_t>(experts, 1);  // slots of an expert
   const auto rectangles = [&](int64_t high, int64_t wide) {
     return ceil_div(rows, high) * ceil_div(mean, wide) * std::max<int64_t>(experts, 1);
   };
-  if (mean > 64 && rectangles(LargeShape::kRows, LargeShape::kTokens) >= kMany) return MatMatKernel::large;
-  if (mean > 24 && rectangles(MediumShape::kRows, MediumShape::kTokens) >= kMany) return MatMatKernel::medium;
+  if (mean > 64 && rectangles(LargeShape::kRows, LargeShape::kTokens) >= kManyLarge) return MatMatKernel::large;
+  if (mean > 24 && rectangles(MediumShape::kRows, MediumShape::kTokens) >= kManyMedium) return MatMatKernel::medium;
   return MatMatKernel::small;
 }
 
