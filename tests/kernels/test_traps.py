@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from packages import CSRC_VARIABLE, KERNELS, ROOT, formats_of, trimmed_copy
 from traps import ALL_TRAPS, ELSEWHERE, TRAPS, Trap
+from warm import WarmPytest
 
 HERE = Path(__file__).resolve().parent
 
@@ -40,14 +40,26 @@ def test_a_traps_tests_exist(trap: Trap) -> None:
         assert not function or f"def {function.partition('[')[0]}(" in text
 
 
-def run_named(names: Sequence[str], csrc: Path) -> subprocess.CompletedProcess[str]:
+def run_named(warm: WarmPytest, names: Sequence[str], csrc: Path) -> subprocess.CompletedProcess[str]:
     """Run tests against another csrc folder; of a parametrized one no more cases than until the first fails."""
-    command = [
-        *(sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", "-p", "first_failure", "--no-header"),
+    words = [
+        "-q",
+        "-rf",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "first_failure",
+        "--no-header",
         *(str(HERE / name) for name in names),
     ]
-    environ = {**os.environ, CSRC_VARIABLE: str(csrc), "PYTHONPATH": str(HERE)}
-    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=600)
+    return warm.run(words, {**os.environ, CSRC_VARIABLE: str(csrc), "PYTHONPATH": str(HERE)})
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[WarmPytest]:
+    process = WarmPytest(ROOT)
+    yield process
+    process.close()
 
 
 def killed_by(name: str, done: subprocess.CompletedProcess[str]) -> bool:
@@ -65,17 +77,17 @@ def formats_for(trap: Trap) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.id)
-def test_mutant_is_killed(trap: Trap, tmp_path: Path, build: Callable[..., Path]) -> None:
+def test_mutant_is_killed(trap: Trap, tmp_path: Path, build: Callable[..., Path], warm: WarmPytest) -> None:
     """Each named test fails with the mutant, or crashes; that it passes without, the normal run shows."""
     csrc = tmp_path / "csrc"
     trimmed_copy(KERNELS / "csrc", csrc, formats_for(trap))
     path = csrc / trap.file
     path.write_text(path.read_text().replace(trap.old, trap.new))
     build(csrc)  # a mutant that does not compile proves nothing
-    done = run_named(trap.tests, csrc)
+    done = run_named(warm, trap.tests, csrc)
     for name in trap.tests:
         if done.returncode < 0:  # a crash ends the run: ask each by itself
-            alone = run_named([name], csrc)
+            alone = run_named(warm, [name], csrc)
             assert alone.returncode < 0 or killed_by(name, alone), f"{name} survived {trap.id}:\n{alone.stdout[-3000:]}"
         else:
             assert killed_by(name, done), f"{name} survived {trap.id}:\n{done.stdout[-3000:]}{done.stderr[-2000:]}"
