@@ -322,17 +322,17 @@ TRAPS = (
     Trap(
         number=14,
         what="waves of 64",
-        file=_PLATFORM,
-        old="constexpr int kWave = 32;",
-        new="constexpr int kWave = 64;",
+        file=_MAT_VEC,
+        old="for (; base + kWave <= tiles; base += kWave) step(base + lane);",
+        new="for (; base + 64 <= tiles; base += 64) step(base + lane);",
         tests=("test_products.py::test_mul_mat_vec",),
     ),
     Trap(
         number=14,
         what="mask of half a wave's sum",
         file=_PLATFORM,
-        old="  value += wave_xor<16>(value);\n",
-        new="",
+        old="if constexpr (Mask < kWave) {",
+        new="if constexpr (Mask < kWave / 2) {",
         tests=("test_products.py::test_mul_mat_vec", "test_products.py::test_moe_vec"),
     ),
     Trap(
