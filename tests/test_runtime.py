@@ -213,13 +213,16 @@ rocm, host = (NativeLibrary(Path(report.loaded[platform])) for platform in ("roc
 
 @pytest.fixture(scope="session")
 def gguf(toolchain: Toolchain, _torch_sdk_here: None, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of kernels/ for two targets, unpacked."""
+    """The wheel of kernels/ for two targets, unpacked: on CI that of the quickstart, which is of this very tree."""
     out = tmp_path_factory.mktemp("gguf")
-    argv = [sys.executable, "-m", "rocmbuild", "build", os.fspath(root / "kernels"), "-o", os.fspath(out)]
-    argv += ["--targets", ",".join(TARGETS), "--platforms", "rocm,host"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (wheel,) = out.glob("*.whl")
+    wheels = list((root / "dist").glob("gguf_kernels-*.whl")) if os.environ.get("CI") else []
+    if not wheels:
+        argv = [sys.executable, "-m", "rocmbuild", "build", os.fspath(root / "kernels"), "-o", os.fspath(out)]
+        argv += ["--targets", ",".join(TARGETS), "--platforms", "rocm,host"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        wheels = list(out.glob("*.whl"))
+    (wheel,) = wheels
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(out / "site")
     return out / "site"
