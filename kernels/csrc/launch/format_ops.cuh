@@ -89,7 +89,8 @@ cudaError_t launch_moe_vec(const MoeVecArgs& args, int64_t tokens, cudaStream_t 
   // Experts that few vectors go to are little work each, which the many waves of the direct kernel share better; but it
   // takes no weights off their alignment.
   if (reinterpret_cast<uintptr_t>(args.product.weight) % kRowAlignment<Format> != 0) {
-    return launch_moe_vec_staged<Format>(args, tokens, stream);
+    const cudaError_t staged = launch_moe_vec_staged<Format>(args, tokens, stream);
+    return staged == cudaErrorNotSupported ? cudaErrorMisalignedAddress : staged;
   }
 #endif
   constexpr int kRows = moe_vec_rows<Format>();
