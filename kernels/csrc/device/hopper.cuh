@@ -90,27 +90,6 @@ static __device__ __forceinline__ void multiply_tile(int (&d)[4], uint32_t a0, u
 #endif
 }
 
-// Addresses within shared memory, of 32 bits, which the compiler keeps in registers as they are.
-static __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-#if defined(GGUF_HOPPER_DEVICE)
-  uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-  asm("" : "+r"(address));
-  return address;
-#else
-  (void)pointer;
-  return 0;
-#endif
-}
-
-static __device__ __forceinline__ const uint8_t* shared_pointer(uint32_t address) {
-#if defined(GGUF_HOPPER_DEVICE)
-  return static_cast<const uint8_t*>(__cvta_shared_to_generic(address));
-#else
-  (void)address;
-  return nullptr;
-#endif
-}
-
 // Until kThreads threads of the block, whole warps, are here. There are barriers 1 to 15 beside that of all threads.
 template <int kNumber, int kThreads>
 static __device__ __forceinline__ void meet() {

@@ -148,9 +148,7 @@ static __device__ __forceinline__ void copies_done() {
 template <typename T>
 static __device__ __forceinline__ const T* kept_address(const T* shared) {
 #if defined(GGUF_NVIDIA_DEVICE)
-  uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm("" : "+r"(address));
-  return static_cast<const T*>(__cvta_shared_to_generic(address));
+  return reinterpret_cast<const T*>(shared_pointer(shared_address(shared)));
 #else
   return shared;
 #endif

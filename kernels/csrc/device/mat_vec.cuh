@@ -138,6 +138,16 @@ static __global__ void __launch_bounds__(kMatVecThreads) GGUF_REGISTERS(96) mul_
   mat_vec_rows_of_wave<Format, kVectors, kRows>(args, args.weight, first_row, vector, vector, count);
 }
 
+// The lane of row r keeps and stores it.
+template <int kRows>
+static __device__ __forceinline__ void store_rows(void* out, Dtype dtype, int64_t out_row, int64_t rows,
+                                                  int64_t first_row, float result) {
+  const uint32_t lane = threadIdx.x % kWave;
+  if (lane < kRows && (lane == 0 || first_row + lane < rows)) {
+    store_result(out, dtype, out_row * rows + first_row, lane, result);
+  }
+}
+
 struct MoeVecArgs {
   MatVecArgs product;  // its first_vector is the first token of this launch
   const void* ids;
@@ -161,10 +171,7 @@ static __global__ void __launch_bounds__(kMatVecThreads) GGUF_REGISTERS(96) moe_
   const int32_t* narrow = static_cast<const int32_t*>(args.ids);
   const int64_t expert = args.wide_ids ? wide[z] : narrow[z];
   if (expert < 0 || expert >= args.experts) {
-    const uint32_t lane = threadIdx.x % kWave;
-    if (lane < kRows && first_row + lane < product.rows) {
-      store_result(product.out, product.dtype, z * product.rows + first_row + lane, 0.0f);
-    }
+    store_rows<kRows>(product.out, product.dtype, z, product.rows, first_row, 0.0f);
     return;
   }
   mat_vec_rows_of_wave<Format, 1, kRows>(product, product.weight + expert * args.expert_bytes, first_row, token, z, 1);

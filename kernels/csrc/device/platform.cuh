@@ -93,8 +93,8 @@ static __device__ __forceinline__ float wave_xor(float value) {
   return value;
 }
 
-// The sum over the wave of value i, in every lane whose number modulo N, a power of two, is i. The bits are those of
-// wave_sum: each step adds the same lanes, and the first steps halve the number of values as well.
+// The sum over the wave of value i, in every lane whose number modulo N, a power of two, is i. The bits are the same for
+// any N: each step adds the same lanes, and the first steps halve the number of values as well.
 template <int N, int Mask = 1>
 static __device__ __forceinline__ float wave_sums(const float (&value)[N]) {
   static_assert(N >= 1 && N <= kWave && (N & (N - 1)) == 0, "each value in a lane of its own");
@@ -117,14 +117,25 @@ static __device__ __forceinline__ float wave_sums(const float (&value)[N]) {
   }
 }
 
-// Sum over the wave, the same bits in every lane.
-static __device__ __forceinline__ float wave_sum(float value) {
-  value += wave_xor<1>(value);
-  value += wave_xor<2>(value);
-  value += wave_xor<4>(value);
-  value += wave_xor<8>(value);
-  value += wave_xor<16>(value);
-  return value;
+// Addresses within shared memory of NVIDIA's GPUs, of 32 bits, which the compiler keeps in registers as they are.
+static __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+#if defined(GGUF_NVIDIA_DEVICE)
+  uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+  asm("" : "+r"(address));
+  return address;
+#else
+  (void)pointer;
+  return 0;
+#endif
+}
+
+static __device__ __forceinline__ const uint8_t* shared_pointer(uint32_t address) {
+#if defined(GGUF_NVIDIA_DEVICE)
+  return static_cast<const uint8_t*>(__cvta_shared_to_generic(address));
+#else
+  (void)address;
+  return nullptr;
+#endif
 }
 
 // One bit a lane; all lanes of the wave take part.

@@ -10,7 +10,6 @@
 
 namespace gguf {
 
-
 // AMD's compiler is told that 16 waves are to share a SIMD.
 #if defined(ROCMBUILD_PLATFORM_ROCM)
 #define GGUF_ROUTED_BOUNDS __launch_bounds__(kMatVecThreads, 16)
@@ -158,16 +157,6 @@ static __device__ __forceinline__ void add_mxfp4_products(const uint8_t* const (
   for (int i = 0; i < kN; ++i) sum[i] *= 0.5f;
 }
 
-// The lane of row r keeps and stores it.
-template <int kRows>
-static __device__ __forceinline__ void store_rows(void* out, Dtype dtype, int64_t out_row, int64_t rows,
-                                                  int64_t first_row, float result) {
-  const uint32_t lane = threadIdx.x % kWave;
-  if (lane < kRows && (lane == 0 || first_row + lane < rows)) {
-    store_result(out, dtype, out_row * rows + first_row, lane, result);
-  }
-}
-
 struct GateUpArgs {
   Experts gate;
   Experts up;
@@ -300,13 +289,7 @@ static __global__ void GGUF_ROUTED_BOUNDS GGUF_REGISTERS(32) moe_down(DownArgs a
       for (int r = 0; r < kRows; ++r) total[r] += weight * sum[s * kRows + r];
     }
   }
-  float result = 0.0f;
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const float whole = wave_sum(total[r]);
-    if (threadIdx.x % kWave == r) result = whole;
-  }
-  store_rows<kRows>(args.out, args.dtype, token, args.rows, first_row, result);
+  store_rows<kRows>(args.out, args.dtype, token, args.rows, first_row, wave_sums(total));
 }
 
 // --- what surrounds the sorted products ---

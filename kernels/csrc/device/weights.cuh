@@ -49,8 +49,12 @@ static __device__ __forceinline__ float dot(const Weights<Scales, Minima>& w, co
 
 // What the addresses of rows are multiples of where the weights begin at such a multiple, 16 at most: blocks of 2^n bytes
 // times an odd number begin at multiples of 2^n.
+constexpr int row_alignment(int block_bytes) {
+  const int own = block_bytes & -block_bytes;
+  return own < 16 ? own : 16;
+}
 template <typename Format>
-constexpr int kRowAlignment = Format::kBlockBytes % 16 == 0 ? 16 : (Format::kBlockBytes & -Format::kBlockBytes);
+constexpr int kRowAlignment = row_alignment(Format::kBlockBytes);
 
 // A format's lookup table in device memory, or null.
 template <typename Format>

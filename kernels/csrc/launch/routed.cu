@@ -78,8 +78,7 @@ int check_routed(const Routed& p, const Projection* projections, int count, Gguf
   }
   if (p.cols == 0 || p.slots == 0) return GGUF_OK;  // zeros
   const int64_t row_bytes = p.cols / p.format->block_elements * p.format->block_bytes;
-  // Blocks of 2^n bytes times an odd number start at multiples of 2^n, up to 16.
-  const int align = std::min(16, p.format->block_bytes & -p.format->block_bytes);
+  const int align = row_alignment(p.format->block_bytes);
   for (int i = 0; i < count; ++i) {
     const Projection& each = projections[i];
     if (each.weight == nullptr && p.experts > 0) {
