@@ -226,10 +226,14 @@ def test_variants_and_batches_give_the_same_bits(bare: NativeLibrary, layer: Lay
     assert np.array_equal(layer.project_down(bare, hidden[slots], ids[half], factors[half], "tiles"), result[half])
 
 
+@pytest.fixture(scope="module")
+def weight() -> torch.Tensor:
+    return blocks("Q8_0", EXPERTS, FFN, MODEL)
+
+
 @pytest.mark.parametrize("tokens", TOKENS)
-def test_grouped_products(bare: NativeLibrary, tokens: int) -> None:
+def test_grouped_products(bare: NativeLibrary, weight: torch.Tensor, tokens: int) -> None:
     """ggml_moe_a8's function with Q8_0 and each kernel: the same bits, and the oracle's results."""
-    weight = blocks("Q8_0", EXPERTS, FFN, MODEL)
     x, ids, _ = inputs(tokens)
     there, where = on_device(x), on_device(ids)
     count = ids.size + min(ids.size, EXPERTS + 1) * 15

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import gguf_kernels
-from gguf_kernels.bench._inputs import block_shape
+from gguf_kernels.bench._inputs import block_shape, columns
 
 __all__ = ["Llama", "Mma", "Reader", "llama_command", "llama_folder", "torch_routed", "torch_swiglu"]
 
@@ -225,9 +225,8 @@ class Llama:
             return self._routed_few(type_name, weight, None, x, ids)
         many = self._many[type_name]
         tokens, top_k = ids.shape
-        experts, rows, row_bytes = weight.shape
-        elements, size = block_shape(type_name)
-        cols = row_bytes // size * elements
+        experts, rows, _ = weight.shape
+        cols, size = columns(type_name, weight)
         out = torch.empty(tokens * top_k, rows, dtype=torch.bfloat16, device=x.device)
         scratch = self._scratch(many.bench_llama_mmq_scratch(*_sizes(tokens * top_k, rows, cols, experts)), x)
         sizes = _sizes(scratch.numel(), tokens, top_k, len(x) // tokens, experts, weight.stride(0) // size, rows, cols)
@@ -252,9 +251,8 @@ class Llama:
     def _routed_few(self, type_name: str, weight: Tensor, gate: Tensor | None, x: Tensor, ids: Tensor) -> Tensor:
         few = self._few[type_name]
         tokens, top_k = ids.shape
-        experts, rows, row_bytes = weight.shape
-        elements, size = block_shape(type_name)
-        cols = row_bytes // size * elements
+        experts, rows, _ = weight.shape
+        cols, size = columns(type_name, weight)
         out = torch.empty(tokens * top_k, rows, dtype=torch.bfloat16, device=x.device)
         scratch = self._scratch(few.bench_llama_scratch(*_sizes(len(x), cols)), x)
         sizes = _sizes(tokens, top_k, len(x) // tokens, experts, weight.stride(0) // size, rows, cols)
@@ -270,9 +268,8 @@ class Llama:
 
 def torch_routed(type_name: str, weight: Tensor, x: Tensor, ids: Tensor) -> Tensor:
     """As ggml_moe_a8, with dequantised weights in the dtype of X. Nothing is read on the host."""
-    experts, rows, row_bytes = weight.shape
-    elements, size = block_shape(type_name)
-    cols = row_bytes // size * elements
+    experts, rows, _ = weight.shape
+    cols, _ = columns(type_name, weight)
     slots = ids.numel()
     flat = ids.reshape(-1)
     each = slots // len(x)  # slots that share a row of X

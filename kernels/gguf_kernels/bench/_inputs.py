@@ -11,7 +11,7 @@ from torch import Tensor
 import gguf_kernels
 from gguf_kernels import _library
 
-__all__ = ["block_shape", "copied", "nmse", "quantised", "quantised_q8_k", "random_weights", "routing"]
+__all__ = ["block_shape", "columns", "copied", "nmse", "quantised", "quantised_q8_k", "random_weights", "routing"]
 
 TAIL = 4096
 """Bytes of zeros behind weights: llama.cpp's mmq reads past the last row where cols are no multiple of 512."""
@@ -25,6 +25,12 @@ def block_shape(type_name: str) -> tuple[int, int]:
     if handle.gguf_block_shape(number, ctypes.byref(elements), ctypes.byref(size), None) != 0:
         raise RuntimeError(f"type {type_name} has no kernels")
     return elements.value, size.value
+
+
+def columns(type_name: str, weight: Tensor) -> tuple[int, int]:
+    """Weights of a row, and bytes of a block."""
+    elements, size = block_shape(type_name)
+    return weight.shape[-1] // size * elements, size
 
 
 def copied(weight: Tensor) -> Tensor:
